@@ -269,10 +269,12 @@ class _Clustering:
                 frame = _without_categories(chunk.frame)
                 if self._time and frame[self._time].dtype == pl.String:
                     self._signs.add(frame[self._time])
+                    # The first chunk decides for all, or buckets would read one text in two ways.
                     self._is_date = is_date_column(frame[self._time]) if self._is_date is None else self._is_date
                 if not num_buckets:
                     if self._time:
                         self._refuse_other_than_times(frame)
+                    # Without a hint of the number of rows four million are assumed.
                     size = int(frame.estimated_size()) / max(frame.height, 1) * (total or 1 << 22)
                     # Every bucket is an open file, and many systems allow a process 1,024 of them.
                     num_buckets = min(max(1, round(size / self._bucket_bytes)), 512)
@@ -304,6 +306,7 @@ class _Clustering:
             return table
         try:
             return table.select(schema.names).cast(schema)
+        # Columns are put in the order of the first chunk before their types are compared.
         except (pa.ArrowException, KeyError) as error:
             raise DataError(
                 expected=f"the columns and types of the first rows: {', '.join(map(str, schema))[:500]}",
@@ -323,11 +326,14 @@ class _Clustering:
                     table, sessions = self._sorted(frame)
                     seen.append(sessions)
                     if writer is None:
+                        # Measured once, on the first rows: a Parquet file has one schema and one choice for each
+                        # column.
                         encodings = smallest_encodings(table.slice(0, _ROWS_PER_GROUP), codec=CODEC)
                         writer = ParquetFile(path, table.schema, use_dictionary=encodings, **CODEC)  # pyright: ignore[reportArgumentType]
                     writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
                     done += table.num_rows
                     self._progress("writing", done, self.num_rows)
+                # A session that is in several pieces of its bucket was cut.
                 counts = pl.concat(seen).value_counts() if len(seen) > 1 else None
                 self.cut += 0 if counts is None else counts.filter(pl.col("count") > 1).height
                 self.num_sessions += sum(map(len, seen)) if counts is None else counts.height
@@ -348,6 +354,7 @@ class _Clustering:
             size = 0
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
+                # Some times the size that was meant: a bucket is only an estimate, and a cut would part sessions.
                 if batches and size + batch.nbytes > 4 * self._bucket_bytes:
                     yield _frame(batches)
                     batches = []
@@ -362,16 +369,20 @@ class _Clustering:
         absent = without_session(frame[self._session])
         session = pl.col(self._session)
         row = pl.col(_ROW)
+        # A session stands where its first row stood, and all of its rows with it.
         first = pl.when(pl.lit(absent)).then(row).otherwise(row.min().over(session)).alias(_FIRST)
         frame = frame.with_columns(first)
         keys = [_FIRST]
         if self._time:
             times = readable_times(frame[self._time], order=self._order, is_date=self._is_date)
             self.without_time += int(np.isnan(times).sum())
+            # In the order of the files first, to see where the clock ran backwards.
             frame = frame.with_columns(pl.Series(_TIME, times)).sort(_FIRST, _ROW)
+            # NaN compares as False, so rows without a time are no fall.
             fell = (pl.col(_TIME).diff() < 0) & (pl.col(_FIRST).diff() == 0)
             self.backwards += int(frame.select(fell.sum()).item())
             keys.append(_TIME)
+        # The row is the last key, so that equal times stay in the order of the files.
         frame = frame.sort([*keys, _ROW], nulls_last=False)
         absent = without_session(frame[self._session])
         self.without_session += int(absent.sum())
@@ -422,6 +433,7 @@ def column_bytes(paths: Sequence[DataPath]) -> dict[str, int]:
         for group in range(metadata.num_row_groups):
             for index in range(metadata.num_columns):
                 column = metadata.row_group(group).column(index)
+                # A list has its values in a column below its own.
                 name = column.path_in_schema.split(".")[0]
                 found[name] = found.get(name, 0) + column.total_compressed_size
     return found

@@ -83,6 +83,7 @@ class Recommender:
         self._info = info
         self._user_columns = tuple(column.name for column in info.user_columns)
         self._item_columns = tuple(column.name for column in info.item_columns)
+        # Columns that either model reads as numbers, on both sides, and those of the formula.
         parts = [part for part in (chain.ranker, chain.encoder) if part is not None]
         sides = [side.preprocessing for part in parts for side in (part.users, part.items)]
         features = [each for side in sides if side is not None for each in side.schema.features]
@@ -247,14 +248,17 @@ class Recommender:
 
     def become(self, change: Callable[[Chain], tuple[Chain, T]]) -> T:
         """Let a function make another chain of the present one, one at a time; returns what else it returns."""
+        # A change reads the chain and writes another one; two at once would lose the first.
         with self._changing:
             self.chain, outcome = change(self.chain)
         return outcome
 
     def check(self, request: RecommendRequest | RankRequest) -> int:
         """Refuse what cannot be answered; return the number of candidates. See `Answerer.check`."""
+        # Parsing and look-ups are the check, and their result is thrown away.
         if isinstance(request, RecommendRequest):
             self._question(request)
+            # A request for more items than candidates are the rule asks for as many candidates.
             return max(self.chain.settings.num_candidates if self.chain.ranker else request.k, request.k)
         self._ranker()
         self._asker(request.user)
@@ -296,6 +300,7 @@ class Recommender:
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:
         """Explain why an item may be in the answer to a request, or may not."""
+        # The id first: whoever asks for an item that is not there is told so before anything else.
         number = int(self._catalogue().numbers([id])[0])
         question = self._question(request)
         self._check_values(request.user)
@@ -333,6 +338,7 @@ class Recommender:
     def _recommend(self, requests: Sequence[RecommendRequest], effort: Effort) -> list[Recommendations]:
         questions = [self._question(request) for request in requests]
         chain = self.chain  # items may change meanwhile; it knows every number that a question has
+        # One plan is made for all of them, and taken out again where nobody asked.
         found = chain.recommend(questions, effort=effort, explain=any(request.explain for request in requests))
         absent = self._catalogue().notes
         return [
@@ -344,6 +350,7 @@ class Recommender:
                     *self.notes(question.filter),
                     *absent(request.exclude),
                     *self._user_notes(request.user, question.unknown),
+                    # By popularity the scores are no scores of the user, so that equal ones say nothing.
                     *(() if effort is Effort.POPULAR else _equal_note(each.values.tolist())),
                 ),
                 plan=each.plan if request.explain else "",
@@ -374,6 +381,7 @@ class Recommender:
             ScoredItem(
                 id=ids[place],
                 score=value,
+                # Answers of less effort have no scores of tasks, and so fewer than there are labels.
                 tasks=dict(zip(labels, tasks[place], strict=False)),
                 retrieval=products[place],
                 over_arch=again[place],
@@ -412,8 +420,10 @@ class Recommender:
         if number < 0:
             return Question(row=dict(user), k=1)
         is_plain = len(user) == 1  # the id alone
+        # Only then are the columns those that were encoded ahead.
         return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
 
+    # What is known of the user comes first, and what the request says takes its place.
     def _check_values(self, user: Mapping[str, object]) -> None:
         """Refuse what `recommend` and `rank` refuse of a user: unknown columns, and values that no model can read."""
         row = self._asker(user).row
@@ -425,6 +435,7 @@ class Recommender:
         self._ranker()
         askers = [self._asker(request.user) for request in requests]
         given = [self._split_items(request) for request in requests]
+        # Taken once, since items may change meanwhile.
         chain = self.chain
         found = score_given(chain, questions=askers, given=given)
         version = chain.changes.version(self.export.version)
@@ -450,6 +461,7 @@ class Recommender:
                 over_arch=over_arch[place],
                 position=place,
             )
+            # Stable, so that of equal values the item that was given first stands first.
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
         of_items = {spec.name for spec in self._ranker().items.inputs.lookups}
@@ -468,6 +480,7 @@ class Recommender:
     def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]
         given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
+        # In two steps: numbers in texts are read before rows are completed from the catalogue, which has numbers.
         for place, item in given.items():
             refuse_unknown(item, self._item_columns, what="item")
             written = self.chain.settings.written_columns

@@ -155,6 +155,7 @@ class ScaledGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         """Return the scaled gradient."""
+        # None: the factor is a number, and has no gradient.
         return grads[0] * ctx.factor, None  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -200,6 +201,7 @@ class Student(nn.Module):
         """Return the outputs with the logits of heads and adapters, (B, L) each, by names that the loss knows."""
         if not self._taps:
             return outputs
+        # Taken, and so forgotten: the next forward pass must not find those of this one.
         finals = [tap.take() for tap in self._taps]
         missed = [index for index, final in enumerate(finals) if final is None]
         if missed:
@@ -216,7 +218,9 @@ class Student(nn.Module):
             named[f"student.head.{index}"] = _logits(heads, scaled)
         for index, heads in enumerate(self.adapter_heads):
             named[f"student.adapter_head.{index}"] = _logits(heads, known)
+            # Scores came with the dense inputs, so they may be in another type than the network.
             scores_BL = embedded.named[_SCORES][:, index].to(known[0].dtype)
+            # One label at a time: each has an adapter of its own, which takes one number.
             columns = [adapter(scores_BL[:, label : label + 1]) for label, adapter in enumerate(self.adapters[index])]  # pyright: ignore[reportArgumentType]
             named[f"student.adapter.{index}"] = torch.cat(columns, dim=1)
         return dataclasses.replace(outputs, named=named)
@@ -235,6 +239,7 @@ class Student(nn.Module):
     def terms(self, outputs: Outputs, batch: Batch) -> Float[Tensor, "L"]:
         """Return w·L_d + L_a + L_A of all teachers as numerators: sums over samples, for each label."""
         weights_BL = labelled_weights(batch.labels, batch.weights, inputs=self.inputs)
+        # Unknown labels are 0 here, and have the weight 0.
         labels_BL = batch.labels.nan_to_num(0.0).float()
         logits_BL = outputs.logits.float()
         share_L = numbers_of_labels([label.weight for label in self.inputs.labels], logits_BL)
@@ -246,7 +251,9 @@ class Student(nn.Module):
         for index, teacher in enumerate(self.teachers):
             scores_BL = self._scores(batch, teacher)
             is_known_BL = scores_BL.isnan().logical_not()
+            # Rows without a teacher get the weight 0, so that the sum passes them over.
             weights_of_known_BL = weights_BL * is_known_BL
+            # Before anything is computed of it: NaN times the weight 0 is NaN.
             probabilities_BL = torch.where(is_known_BL, scores_BL, 0.0)
             scaled_BL = self.config.label_scaling * probabilities_BL
             targets_BL = scaled_BL.clamp(max=1.0)
@@ -258,12 +265,14 @@ class Student(nn.Module):
                 adapted_BL = outputs.named[f"student.adapter.{index}"].float()
                 of_adapter_BL = _entropy(adapted_BL, labels_BL)
                 head_BL = outputs.named[f"student.adapter_head.{index}"].float()
+                # Detached: this head follows the adapter, which must not learn from it (L_a).
                 of_head_BL = _entropy(head_BL, adapted_BL.detach().sigmoid())
                 total_L = total_L + ((of_adapter_BL + of_head_BL) * weights_of_known_BL).sum(dim=0)
             is_bad_BL = is_known_BL & ((scores_BL < 0.0) | (scores_BL > 1.0))
             total_L = self._refused(is_bad_BL, scores_BL, teacher, total_L)
             columns_L = is_known_BL.new_ones(is_known_BL.shape[1])
             if teacher.label is not None:
+                # A teacher of one label has no score for the others, and these rows do not count as not taught.
                 columns_L = torch.arange(len(columns_L), device=columns_L.device) == teacher.label
             self._count(
                 taught=is_known_BL.sum(),
@@ -271,6 +280,7 @@ class Student(nn.Module):
                 loss=(of_teacher_BL.detach() * is_known_BL).sum(),
                 rows=columns_L.sum() * is_known_BL.shape[0],
             )
+        # The weight of a label in the loss holds for what is taught of it, too.
         return total_L * share_L
 
     def facts(self) -> dict[str, object]:
@@ -278,6 +288,7 @@ class Student(nn.Module):
         if self._counts is None:
             return {}
         counts = self._counts.tolist()
+        # Counts begin anew after each log line.
         self._counts = None
         taught = max(counts[_TAUGHT], 1.0)
         found: dict[str, object] = {"teacher_share": counts[_TAUGHT] / max(counts[_ROWS], 1.0)}
@@ -327,6 +338,7 @@ class Student(nn.Module):
         return total_L
 
     def _count(self, *, taught: Tensor, clipped: Tensor, loss: Tensor, rows: Tensor) -> None:
+        # In float64, which counts rows exactly for as long as a run lasts.
         counts = torch.stack([each.double() for each in (taught, clipped, loss, rows)])
         self._counts = counts if self._counts is None else self._counts + counts
 
@@ -362,6 +374,7 @@ def teach(model: Model, config: DistilConfig, *, seed: int) -> Student | None:
     maps: Sequence[nn.Linear] = ()
     if config.head is DistilHead.AUX_HEAD:
         maps = model.closing_maps()
+        # Several maps that add up to one logit have no final representation in common.
         if sum(linear.out_features for linear in maps) != len(model.inputs.labels):
             raise ConfigError(
                 expected="a model with one final representation before its logits, which an auxiliary head reads",
@@ -374,6 +387,7 @@ def teach(model: Model, config: DistilConfig, *, seed: int) -> Student | None:
                 ),
             )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    # The random state of the run stays as it was, so that the model is the same with a teacher and without.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = Student(model, config, teachers=teachers, maps=maps)

@@ -87,6 +87,7 @@ class EventLog:
     def has_all(self, columns: Iterable[str]) -> Bool[np.ndarray, " N"]:
         """Mark the events that have a value in each of these carried columns; none without columns."""
         found = [self.carried[name].is_not_null().to_numpy() for name in columns]
+        # `reduce` of nothing would mark every event.
         return np.logical_and.reduce(found) if found else np.zeros(len(self.users), dtype=np.bool_)
 
     @property
@@ -106,6 +107,7 @@ class EventLog:
 
     def bounds(self) -> Int64[np.ndarray, " U+1"]:
         """Return where the events of each user begin, and where those of the last one end."""
+        # One search for all users: the events are sorted by them.
         return np.searchsorted(self.users, np.arange(self.num_users + 1))
 
 
@@ -145,6 +147,7 @@ def read_events(
         zones.add(times)
         _refuse_type_of_times(times, chunk)
         is_date = kind_of_chunk(chunk, times, before=is_date)
+        # Unknown only while all times so far were null, which either way reads as nothing.
         part = _read_chunk(
             chunk,
             schema,
@@ -160,11 +163,13 @@ def read_events(
             paths.append(chunk.path)
     if not parts:
         raise _no_events(paths, bad_rows)
+    # Relaxed, since a column that is all null in one chunk has no type there.
     frame = pl.concat(parts, how="vertical_relaxed")
     users = frame["user:"].to_physical().to_numpy().astype(np.int64)
     # Users by their first event: the numbers of categories depend on what else the process has read.
     known, first, users = np.unique(users, return_index=True, return_inverse=True)
     rank = np.empty(len(known), dtype=np.int64)
+    # The number of a user is the rank of its first event.
     rank[np.argsort(first)] = np.arange(len(known))
     users = rank[users]
     times = frame["time:"].to_numpy()
@@ -181,6 +186,7 @@ def read_events(
         carried={name: frame[f"carried:{name}"][order] for name in names},
         rows=None if carried is None else frame["row:"].to_numpy()[order],
         num_unsorted=int((same_user & (np.diff(times[by_user]) < 0)).sum()),
+        # Along the sorted log, where equal times of a user are neighbours.
         num_equal=int((same_user & (np.diff(times[order]) == 0)).sum()),
         zones_note=zones.note(schema.time) if zones.are_mixed else "",
         date_order=shown_order if is_date else DateOrder.AUTO,
@@ -417,7 +423,9 @@ def _refuse_two_units(log: EventLog) -> None:
     """Refuse seconds beside milliseconds, or numbers beside dates; times counted from a moment of their own pass."""
     units = per_second(log.times)
     if (units == units[0]).all() or not is_modern(log.times).all():
+        # Small numbers are times counted from a moment of their own, whose unit no size tells.
         return
+    # `argmax` of truths is the first true one.
     other = int(np.argmax(units != units[0]))
     first, second = (f"time {int(log.times[at])} of user {log.user_ids[int(log.users[at])]!r}" for at in (0, other))
     raise DataError(

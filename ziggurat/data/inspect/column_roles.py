@@ -34,6 +34,7 @@ LEAK_AUC = 0.99
 SUSPECT_AUC = 0.95
 _LABEL_WORDS = (
     ("label", "target", "outcome", "y"),
+    # Of several columns with such a name those of an earlier line come first.
     ("click", "clicked", "clk", "isclick"),
     ("conversion", "converted", "conv", "purchase", "purchased", "bought", "buy", "install", "installed", "order"),
     ("churn", "churned", "subscribed", "responded", "response", "sold", "fraud", "survived"),
@@ -97,6 +98,7 @@ def columns_with(columns: Sequence[ColumnFacts], positive: str) -> list[str]:
 def _as_it_is(facts: ColumnFacts) -> RoleGuess | None:
     """Return the label that a column makes by its values alone; None if they do not say what to predict."""
     guess = _two_values(facts)
+    # A rating has more than two values, so that it is asked after.
     if guess is None and set(words(facts.name)) & _RATING_WORDS and _is_rating(facts):
         guess = _rating(facts)
     if guess is None and facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.num_distinct > 2:
@@ -119,6 +121,7 @@ def _with_positive(facts: ColumnFacts, positive: str) -> RoleGuess:
         likely = [*near, *(value for value in _likely_positives(facts) if value not in near)]
         ways = [f"--positive {pasted(value)}" for value in likely[:3]]
         more = ["leave --positive out"] if _as_it_is(facts) is not None else []
+        # A sample was read, and the value may stand in other rows.
         if facts.num_sampled < facts.num_rows:
             more.append("if rows that were not read hold it, say positive in the [[label]] of the schema by hand")
         if not ways and not more:
@@ -131,6 +134,7 @@ def _with_positive(facts: ColumnFacts, positive: str) -> RoleGuess:
         )
     share = counts[positive] / sum(counts.values())
     negatives = ", ".join(map(repr, others[:3])) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+    # With one other value it is named, so that a third one is a bad row later.
     negative = others[0] if len(others) == 1 else ""
     why = f"{positive!r} is positive, {share:.2%} of the rows; {negatives} {'is' if negative else 'are'} not"
     return RoleGuess(facts.name, why, Label(name=facts.name, positive=positive, negative=negative))
@@ -145,8 +149,10 @@ def _values_of(facts: ColumnFacts) -> dict[str, int]:
         return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
     is_as_written = facts.kind is Values.TEXT or (facts.kind is Values.WHOLE and not facts.is_marked)
     texts = canonical_text(facts.present) if is_as_written else None
+    # Numbers and dates have no text that a schema could name.
     if texts is None:
         return {}
+    # Ties are broken by the value, so that the order is the same on every run.
     counted = texts.str.strip_chars().rename("value").value_counts(name="count").sort("count", "value", descending=True)
     return {str(value): int(count) for value, count in counted.iter_rows() if value}
 
@@ -162,6 +168,7 @@ def _likely_positives(facts: ColumnFacts) -> list[str]:
     if not 2 < facts.num_distinct <= _FEW or facts.kind is not Values.TEXT:
         return []
     values = list(_values_of(facts))
+    # False sorts before True, and the sort keeps the order of frequency within both.
     return sorted(values, key=lambda value: value.lower() not in YES_WORDS)[:3]
 
 
@@ -174,11 +181,13 @@ def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
         if guess is not None and rank is not None:
             named.append((rank, position, guess))
     if named:
+        # Not by the guess itself, which has no order.
         return [guess for *_, guess in sorted(named, key=lambda entry: entry[:2])]
     ratings = [facts for facts in columns if set(words(facts.name)) & _RATING_WORDS and _is_rating(facts)]
     if ratings:
         return [_rating(ratings[0])]
     answers = [(facts, guess) for facts in columns if (guess := _two_values(facts)) and not guess.warning]
+    # Where only flags are there, one of them may be the label all the same.
     likely = [pair for pair in answers if words(pair[0].name)[:1] not in ([word] for word in _FLAG_WORDS)] or answers
     if len(likely) != 1:
         return []
@@ -266,9 +275,11 @@ def _two_values(facts: ColumnFacts) -> RoleGuess | None:
         return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
     if facts.kind is not Values.TEXT:
         return None
+    # The rarer one first: what one wants to predict mostly happens seldom.
     counts = facts.present.value_counts().sort("count", facts.name)
     rarer, other = (str(text) for text in counts[facts.name].to_list())
     said = [text for text in (rarer, other) if text.strip().lower() in YES_WORDS]
+    # Where both say yes, or none, words do not help.
     positive = said[0] if len(said) == 1 else rarer
     negative = other if positive == rarer else rarer
     share = number((facts.present == positive).mean())
@@ -285,12 +296,14 @@ def _is_binary(facts: ColumnFacts) -> bool:
 
 
 def _is_rating(facts: ColumnFacts) -> bool:
+    # Half stars from 0 to 10 and whole ones from 0 to 20 have no more values.
     return facts.kind in (Values.WHOLE, Values.NUMBERS) and 2 <= facts.num_distinct <= 21
 
 
 def _rating(facts: ColumnFacts) -> RoleGuess:
     """Liked from the first value on that is at least three quarters up the scale: 4 of 1 … 5, 8 of 1 … 10."""
     scale = sorted(float(value) for value in facts.present.unique().to_list())
+    # The scale runs from the smallest value that is there, which is not always 0.
     least = scale[0] + 0.75 * (scale[-1] - scale[0])
     start = next(value for value in scale if value >= least)
     liked = number((facts.present >= start).mean())
@@ -316,6 +329,7 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         elif unit and named:
             score = 3
             why = f"whole numbers in the range of {unit} since 1970, and the name says so"
+        # Two values are in order by chance.
         elif unit and len(facts.present) > 2 and facts.num_distinct > 2 and facts.present.is_sorted():
             score = 2
             why = f"whole numbers in the range of {unit} since 1970, in order"
@@ -327,6 +341,7 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         guess = RoleGuess(
             facts.name, f"no feature: {why}", warning=_warning_of_dates(facts) or _warning_of_units(facts)
         )
+        # Of equal scores the first column of the file.
         if best is None or (score, -position) > best[:2]:
             best = (score, -position, guess)
     return best[2] if best else None
@@ -377,6 +392,7 @@ def find_group(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
     for word in _USER_WORDS:
         for facts in columns:
             named = words(facts.name)
+            # An id for nearly every row is one of the row, and no user comes back.
             ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.num_distinct > 2 and facts.distinct_share < 0.9
             if word in named and ids and (named[-1] in ("id", "ids", "key", "hash") or named == [word]):
                 return RoleGuess(facts.name, "also the group of GAUC: one user's rows are ranked among themselves")
@@ -420,10 +436,12 @@ def label_values(facts: ColumnFacts, label: Label) -> np.ndarray:
     """(N,) 0/1 values of a binary label in the sample, NaN where missing."""
     if label.positive:
         texts = facts.values.cast(pl.String).str.strip_chars()
+        # Compared as a text: the positive of a schema is one, whatever type the column has.
         return (texts == label.positive).cast(pl.Float64).fill_null(float("nan")).to_numpy()
     values = facts.values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
     if label.positive_from is None:
         return values
+    # NaN fails the comparison, and would be a negative.
     return np.where(np.isnan(values), np.nan, (values >= label.positive_from).astype(float))
 
 
@@ -433,13 +451,16 @@ def single_column_auc(facts: ColumnFacts, labels: np.ndarray) -> float:
     positives = int(np.nansum(labels))
     if facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS, Values.OTHER, Values.NOTHING):
         return 0.5
+    # With fewer of one class an AUC of 1 may be chance.
     if min(positives, int(usable.sum()) - positives) < MIN_ROWS_FOR_ROW_IDS:
         return 0.5
     y = labels[usable]
     series = facts.values.filter(pl.Series(usable))
+    # Ranks stand for values of any type; null gets the code 0, which no rank has.
     codes = series.rank("dense").fill_null(0).to_numpy().astype(np.int64)
     scores = [_mean_of_other_half(codes, y)]
     if facts.kind in (Values.WHOLE, Values.NUMBERS, Values.DATES):
+        # Whether a value is missing may give the label away, too.
         scores += [codes.astype(float), (codes == 0).astype(float)]
     aucs = [pair_share(score, y, 1.0 - y) for score in scores]
     # The mean label can only rise with the label; the order of values may run either way.
@@ -455,5 +476,6 @@ def _mean_of_other_half(codes: np.ndarray, labels: np.ndarray) -> np.ndarray:
     for part in (half, ~half):
         sums = np.bincount(codes[~part], weights=labels[~part], minlength=codes.max() + 1)
         counts = np.bincount(codes[~part], minlength=codes.max() + 1)
+        # One more row with the mean label, so that a rare value is drawn to it.
         score[part] = ((sums + labels.mean()) / (counts + 1.0))[codes[part]]
     return score

@@ -113,6 +113,7 @@ def numeric_columns(schema: Schema, *, with_labels: bool = True, with_extras: bo
     others |= {column_of(label) for label in schema.labels if label.positive}
     others |= {column_of(extra) for extra in schema.extras if extra.dim}
     others |= {each.column for each in schema.numbers}
+    # A column that is read in another way as well has to stay as the file writes it.
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
 
 
@@ -123,6 +124,7 @@ def id_columns(schema: Schema) -> tuple[str, ...]:
     for feature in schema.features:
         is_hashed = feature.is_id and schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
         (hashed if is_hashed else others).add(column_of(feature))
+    # Text is needed as soon as anything reads the column otherwise than by its hash.
     return tuple(sorted(hashed - others))
 
 
@@ -215,6 +217,7 @@ class Preprocessing:
             self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels, needs_extras=needs_extras
         )
         if with_labels:
+            # Behind the parse: of a chunk with a bad row nothing is counted where that is an error.
             self.num_labelled += parsed.num_rows
             for name, counts in parsed.negatives.items():
                 self.negatives[name].update(counts)
@@ -238,6 +241,7 @@ class Preprocessing:
         if parsed.num_rows < _PARALLEL_ROWS:
             encoded = [self._encode_feature(feature, parsed, rows_of) for feature in self.schema.features]
         else:
+            # Threads, since hashing and look-ups run in native code; each feature has counters of its own.
             with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
                 encoded = list(
                     pool.map(lambda feature: self._encode_feature(feature, parsed, rows_of), self.schema.features)
@@ -292,6 +296,7 @@ class Preprocessing:
                 "numbers": {name: to_json(state) for name, state in sorted(self.numbers.items())},
                 "vocabularies": {name: item.digest() for name, item in sorted(self.vocabularies.items())},
             }
+            # Keys are sorted, or equal states could be written in two orders.
             content = json.dumps(state, sort_keys=True).encode()
             self._fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
         return self._fingerprint
@@ -335,9 +340,11 @@ class Preprocessing:
             found = f"{type(problem).__name__}: {problem!s:.200}"
             raise _other_form(feature, found, kind=self._types[name], num_rows=parsed.num_rows) from problem
         if is_own:
+            # Ours are tested to keep to this, and the look would cost each of their chunks.
             _refuse_other_arrays(feature, encoded, kind=self._types[name], num_rows=parsed.num_rows)
             self._refuse_other_rows(feature, encoded)
             _refuse_undefined(feature, encoded, parsed)
+        # Of lists the flat values, so that an element counts like an id of a row.
         flat = encoded[0] if isinstance(encoded, tuple) else encoded
         # Counted in what was encoded, where a reserved row says that an id is missing or unknown.
         counters.ids += len(flat)
@@ -351,6 +358,7 @@ class Preprocessing:
     def _refuse_other_rows(self, feature: Feature, encoded: Encoded) -> None:
         """Refuse rows that the feature's table does not have, of a kind from outside the package."""
         table = table_of(feature)
+        # A growing table has numbers of 64 bits here, which no number of rows bounds.
         if not table or table in self.grown or self.schema.table(table).encoding is Encoding.GROWING:
             return
         rows = encoded[0] if isinstance(encoded, tuple) else encoded
@@ -427,8 +435,10 @@ def _column(encoded: Encoded, kind: pa.DataType, *, feature: Feature, num_rows: 
 def _array(encoded: Encoded, kind: pa.DataType) -> pa.Array:
     if isinstance(encoded, tuple):
         values, lengths = encoded
+        # Offsets instead of lists: the flat values become the column without a copy for each row.
         return pa.ListArray.from_arrays(pa.array(offsets_of(lengths)), pa.array(values), type=kind)
     if encoded.ndim == 2:
+        # Row after row, which is how Arrow lays out lists of one length.
         return pa.FixedSizeListArray.from_arrays(pa.array(encoded.reshape(-1)), type=kind)
     return pa.array(encoded)
 
@@ -447,8 +457,10 @@ def _refuse_undefined(feature: Feature, encoded: Encoded, parsed: ParsedChunk) -
     values = encoded[0] if isinstance(encoded, tuple) else encoded
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or np.isfinite(values).all():
         return
+    # A vector is one value, so its numbers are looked at together.
     place = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
     lengths = encoded[1] if isinstance(encoded, tuple) else np.ones(len(values), dtype=np.int64)
+    # To the right: a place that equals a sum belongs to the next list, and empty lists are passed over.
     row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
     raise SchemaError(
         expected="numbers; a kind says by zeros, or by a column of its own, that a value is missing",
@@ -531,6 +543,7 @@ def _label_spec(label: Label, state: NumericState | None) -> LabelSpec:
         task=label.task,
         offset=0.0 if state is None else state.mean,
         scale=1.0 if state is None else state.sd,
+        # Without statistics a label is taken as it is: 0 and 1 change nothing.
         weight=label.weight,
         positive_weight=label.positive_weight,
         negative_rate=label.negative_rate,

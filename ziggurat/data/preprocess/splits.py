@@ -203,6 +203,7 @@ class Splitter:
         else:
             assert by is SplitBy.COLUMN
             return self._assign_by_name(chunk, bad_rows)
+        # A row from `test_from` on passes both comparisons, which makes 2.
         codes = (keys >= self.valid_from).astype(np.int8) + (keys >= self.test_from)
         # NaN compares as False, and would be training.
         return np.where(np.isnan(keys), -1, codes).astype(np.int8)
@@ -211,6 +212,7 @@ class Splitter:
         # By the number of the row alone: whoever reads the row, in whatever order, assigns it alike.
         hashes = splitmix64(np.ascontiguousarray(rows).view(np.uint64) + np.uint64(derive_seed(self.config.seed, 2)))
         shares = hashes / 2.0**64
+        # The test has the lowest shares, so that its rows do not depend on the share of validation.
         test = self.config.test_fraction
         valid = self.config.test_fraction + self.config.valid_fraction
         return np.where(shares < test, 2, np.where(shares < valid, 1, 0)).astype(np.int8)
@@ -218,6 +220,7 @@ class Splitter:
     def _assign_by_name(self, chunk: RawChunk, bad_rows: BadRows) -> np.ndarray:
         series = chunk.frame[self.column]
         names = series.cast(pl.String).str.strip_chars().str.to_lowercase()
+        # A name that is null or unknown is −1, a bad row.
         codes = names.replace_strict(_NAMES, default=-1, return_dtype=pl.Int8).fill_null(-1).to_numpy()
         expected = f"one of {', '.join(_NAMES)}"
         report_unreadable(chunk, np.flatnonzero(codes < 0), column=self.column, expected=expected, bad_rows=bad_rows)
@@ -287,6 +290,7 @@ def fit_splitter(
         return _fit_time(config, chunks, column, bad_rows or BadRows(), where=where)
     if config.by is not SplitBy.TIME_ORDER:
         return Splitter(config=config, column=column)
+    # The last row of the last chunk is the highest, since chunks come in order.
     num_rows = max((int(chunk.global_rows[-1]) + 1 for chunk in chunks), default=0)
     _refuse_empty(num_rows, where=where, bad_rows=bad_rows)
     valid_from = round(num_rows * (1 - config.valid_fraction - config.test_fraction))
@@ -326,6 +330,7 @@ def _fit_time(
     for chunk, order in with_date_order(chunks, column, order=config.date_order):
         zones.add(without_categories(chunk.frame[column]))
         if is_date is None:
+            # The first chunk decides for all files.
             is_date = kind_of_times(chunk.frame[column], file=str(chunk.path))
         keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)
         counts.add(keys[~np.isnan(keys)])
@@ -341,11 +346,13 @@ def _fit_time(
             where=f"split by time, column {column!r}",
             ways_out=("name the right time column", "set valid_fraction or test_fraction to 0", "set by = random"),
         )
+    # A cut at place i has `before[i]` rows in front of it.
     before = np.concatenate([[0], np.cumsum(numbers)])  # rows before each distinct value, and all of them
     total = float(before[-1])
     last = len(values)
     test = last
     if config.test_fraction:
+        # At least one distinct time is left for each part before the test, and one for itself.
         test = _nearest(before, total * (1 - config.test_fraction), low=wanted - 1, high=last - 1)
     valid = test
     if config.valid_fraction:
@@ -365,6 +372,7 @@ def _fit_time(
 
 def _refuse_two_units(times: np.ndarray, *, column: str) -> None:
     """Refuse seconds beside milliseconds, whose order is none; times counted from a moment of their own pass."""
+    # Numbers that no 64-bit integer holds have no unit to compare.
     whole = times[np.abs(times) < 2**62].astype(np.int64)
     if len(whole) == len(times) and (units := two_units(whole)):
         raise DataError(
@@ -414,6 +422,7 @@ class _DistinctCounts:
             self._merge()
 
     def _merge(self) -> None:
+        # `concatenate` refuses an empty list, which is what is pending where there was no row.
         values, counts = np.unique(np.concatenate([np.empty(0), *self._pending]), return_counts=True)
         self._pending = []
         self._num_pending = 0
@@ -421,6 +430,7 @@ class _DistinctCounts:
         self.values, places = np.unique(every, return_inverse=True)
         weights = np.concatenate([self.counts, counts])
         self.counts = np.zeros(len(self.values), dtype=np.int64)
+        # Not `counts[places] += weights`, which would count a place once however often it comes.
         np.add.at(self.counts, places, weights)
         while len(self.values) > _MAX_DISTINCT:
             # Neighbours are counted together under the smaller one: cuts still fall between distinct values.

@@ -50,6 +50,7 @@ _SUFFIXES = {
     **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"},
     **{".jsonl": "jsonl", ".ndjson": "jsonl"},
 }
+# Label, 13 counts, 26 hashes of 8 hex digits; any of them may be empty, and the label absent.
 _CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
 _PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1"
 _HINT_BYTES = 1 << 20
@@ -103,6 +104,7 @@ class RawSource:
         self.bad_rows = bad_rows or BadRows()
         self.text = text or TextOptions()
         self._part = part
+        # A part is cut by bytes, and says nothing of any other file.
         assert part is None or len(self.paths) == 1
         if not self.paths:
             raise MissingFileError(
@@ -151,6 +153,7 @@ class RawSource:
         if isinstance(path, StoreFile) or not self.is_text(path):
             return ()
         with ByteStream(path) as stream:
+            # A compressed file has no place to begin in the middle.
             if stream.is_gzip:
                 return ()
         file = self._open_text(path)
@@ -179,6 +182,7 @@ class RawSource:
         if self._format_of(path) in (*_WITH_TYPES, FileFormat.CRITEO):
             return ""
         with ByteStream(path) as stream:
+            # A cut character at the end does no harm to a guess.
             line = stream.read(self.text.max_record_bytes).split(b"\n", 1)[0].decode(errors="replace")
         guess = guess_separator(line)
         return "" if guess == self.separator_of(path) else guess
@@ -190,6 +194,7 @@ class RawSource:
             if self.knows_rows(path):
                 with self.open_table(path) as file:
                     if isinstance(file, ArrowFile) and isinstance(path, StoreFile):
+                        # To count the rows of one in a store, all of it might have to be read.
                         return None
                     total += file.num_rows
                 continue
@@ -199,9 +204,11 @@ class RawSource:
                 sample = stream.read(_HINT_BYTES)
             lines = sample.count(b"\n")
             size = path.stat().st_size
+            # The whole file was read, so an end without a line feed is known to be a line.
             if size <= len(sample):
                 lines += bool(sample) and not sample.endswith(b"\n")
             has_header = self._format_of(path) not in (FileFormat.CRITEO, FileFormat.JSONL)
+            # By bytes a line on average; the header is a line, and no row.
             total += max(round(size / max(len(sample), 1) * max(lines, 1)) - has_header, 0)
         return total
 
@@ -229,6 +236,7 @@ class RawSource:
             DataError: a damaged file, or a bad row (policy ERROR).
         """
         assert chunk_rows > 0
+        # Over all files, so that each row has one number for good.
         start = self.num_read = 0
         for path in self.paths:
             if not self.is_text(path):
@@ -236,6 +244,7 @@ class RawSource:
             else:
                 hints = (frozenset(numbers), frozenset(ids))
                 start = yield from self._text_chunks(path, columns, hints, chunk_rows, start)
+            # After each file: whoever stops in the middle has not read the rest of it.
             self.num_read = start
 
     def _table_chunks(
@@ -250,6 +259,7 @@ class RawSource:
                 lines = rows + 1 if isinstance(file, JsonLinesFile) else None
                 yield from gather.add(frame, rows, lines)
             yield from gather.rest()
+            # Known when the file was read to its end: bad lines count, too.
             return start + file.num_rows
 
     def _text_chunks(
@@ -264,6 +274,7 @@ class RawSource:
         keys = _Keys.of(path, file.columns, columns)
         wanted = _check_columns(path, keys.known, columns, separator=file.layout.delimiter.decode())
         wanted = keys.without(wanted)
+        # Rows of a part are numbered within the whole file, and `start` is that of its first row.
         start -= 0 if self._part is None else self._part.first_row  # of the file
         gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text, keys=keys)
         num_rows = 0
@@ -290,12 +301,15 @@ class RawSource:
         if self.format is not FileFormat.AUTO:
             return self.format
         suffixes = [suffix.lower() for suffix in path.suffixes]
+        # In "day.csv.gz" the format is in the name before the last.
         last = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes[-1] if suffixes else "")
         known = FileFormat(_SUFFIXES[last]) if last in _SUFFIXES else None
+        # The name is taken at its word where no other format hides behind it; tab separated text may be Criteo's.
         if known is not None and known in (*_WITH_TYPES, FileFormat.CSV):
             return known
         with ByteStream(path) as stream:
             start = stream.read(4096)
+        # By the content: Criteo's files are called .txt, .tsv or nothing at all.
         if _CRITEO_LINE.match(start):
             return FileFormat.CRITEO
         if known is None and start[:4] == _PARQUET_MAGIC:
@@ -326,8 +340,10 @@ class RawSource:
 
 def _is_object(start: bytes) -> bool:
     """Return whether the first line of a file is a JSON object of its own."""
+    # The mark of UTF-8 may stand before the first brace.
     line, ended, _ = start.lstrip(b"\xef\xbb\xbf").partition(b"\n")
     line = line.strip()
+    # Without a line feed in what was read the object goes on, as one in a single line may.
     return line.startswith(b"{") and (line.endswith(b"}") or not ended) and len(line) > 1
 
 
@@ -378,6 +394,7 @@ class _Keys:
         """Return those columns that are read from the file: at least one, which says how many rows there are."""
         if not self.values:
             return columns
+        # A frame without a column has no number of rows.
         return tuple(name for name in columns if name in self.own) or self.own[:1]
 
     def added_to(self, frame: pl.DataFrame, *, num_rows: int) -> pl.DataFrame:
@@ -394,6 +411,7 @@ class _Keys:
         columns = {series.name: series for series in frame.get_columns()}
         for name in keys:
             value = pl.Series(name, [self.values[name]], dtype=pl.String)
+            # One value, repeated without a copy.
             columns[name] = value.new_from_index(0, num_rows)
         return pl.DataFrame([columns[name] for name in names if name in columns])
 
@@ -419,6 +437,7 @@ class _Gather:
         """Take a piece; gives the chunks that are full."""
         if frame.height == 0:
             return
+        # Texts of one block may be numbers in the next: pieces are joined only if their types are alike.
         if self.frames and self.frames[0].schema != frame.schema:
             yield from self.rest()
         position = 0
@@ -437,6 +456,7 @@ class _Gather:
         """The chunks of a piece with spans, which stay with the bytes of their block."""
         for position in range(0, len(piece.rows), self.chunk_rows):
             part = slice(position, position + self.chunk_rows)
+            # Rows that were put aside leave gaps, so the first row is asked for and not counted.
             first_row = int(piece.rows[position])
             yield RawChunk(
                 frame=self.keys.added_to(piece.frame[part], num_rows=len(piece.rows[part])),
@@ -455,6 +475,7 @@ class _Gather:
             return
         rows = np.concatenate(self.rows)
         first_row = int(rows[0])
+        # Rows without gaps are told by their first one, and take no memory.
         consecutive = int(rows[-1]) - first_row + 1 == len(rows)
         frame = pl.concat(self.frames) if len(self.frames) > 1 else self.frames[0]
         chunk = RawChunk(
@@ -483,4 +504,5 @@ def _check_columns(
     missing = [name for name in wanted if name not in there]
     if missing:
         raise missing_column(path, missing[0], known, separator=separator, others=missing[1:])
+    # A column that is asked for twice is read once.
     return tuple(dict.fromkeys(wanted))

@@ -80,6 +80,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
     with ByteStream(path) as stream:
         start = stream.read(options.max_record_bytes)
     refuse_utf_16(path, start)
+    # Programs of today read such a file as one line, and its header would be all of it.
     if b"\r" in start and b"\n" not in start:
         raise _bad_file(
             path,
@@ -90,6 +91,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
     delimiter_byte = (options.delimiter or delimiter).encode()
     if criteo:
         num_fields = start.split(b"\n", 1)[0].count(delimiter_byte) + 1
+        # Kaggle's test file lacks the label.
         columns = CRITEO_COLUMNS[1:] if num_fields == len(CRITEO_COLUMNS) - 1 else CRITEO_COLUMNS
         layout = TextLayout(
             num_fields=len(columns),
@@ -98,6 +100,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
             max_record_bytes=options.max_record_bytes,
         )
         return TextFile(path=path, columns=columns, layout=layout, options=options, header=b"", header_lines=0)
+    # The mark belongs to the header's bytes, so that rows begin behind both.
     mark = len(_UTF8_MARK) if start.startswith(_UTF8_MARK) else 0
     columns, header_bytes = _header(path, start[mark:], delimiter_byte, options)
     layout = TextLayout(
@@ -141,6 +144,7 @@ def read_text(
     first_row = 0 if part is None else part.first_row
     parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows, next_row=first_row)
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
+        # Read to be passed over, and compared: the file may have changed since it was opened.
         if stream.read(len(file.header)) != file.header:
             raise _bad_file(
                 file.path, "the header that was read before", "another one", "read it when nobody writes it"
@@ -161,6 +165,7 @@ def read_text(
             cut = cut_behind_last_line(buffer, is_last=is_last)
             if cut:
                 data = buffer[:cut]
+                # Everything behind counts line feeds, so the last line gets one.
                 piece, consumed = parser.parse(data if data.endswith(b"\n") else data + b"\n", is_last=is_last)
                 buffer = buffer[consumed:]
                 yield piece
@@ -196,6 +201,7 @@ class _Parser:
         """The piece of a block of whole lines, and the number of bytes used."""
         records = find_records(data, self.file.layout, is_last=is_last, kernel=self.kernel, kinds=self.kinds)
         spans: dict[str, TextSpans] = {}
+        # Null values would have to be compared cell by cell, which is done by polars alone.
         if records.fields is not None and not self.file.options.null_values:
             frame, spans = self._simple_frame(data, records.fields)
             keep = np.arange(len(records.ends))
@@ -240,6 +246,7 @@ class _Parser:
             if kind == TextKind.ID:
                 spans[name] = self._spans(data, fields, name)
             elif kind == TextKind.NUMBER:
+                # The kernel has put the bits of floats where it puts the keys of ids.
                 numbers = fields.values[index].view(np.float64)
                 series[name] = pl.Series(name, numbers, nan_to_null=True)
             else:
@@ -247,6 +254,7 @@ class _Parser:
         if rest:
             frame = self._read(data, num_rows=fields.starts.shape[1], has_quotes=False, columns=rest)
             if frame is None:
+                # Polars refuses the block, or finds another number of records: the kernel's own cells are taken.
                 frame = pl.DataFrame([self._spans(data, fields, name).series(name) for name in rest])
             series |= {each.name: each for each in frame.get_columns()}
         return pl.DataFrame([series[name] for name in self.columns if name in series]), spans
@@ -262,6 +270,7 @@ class _Parser:
             good[fault.record] = False
             self._report(fault, line=int(records.lines[fault.record]))
         keep = np.flatnonzero(good)
+        # Bad records are cut out before polars sees the block, or it would refuse all of it.
         text = _joined(data[: records.consumed], records, good)
         frame = self._read(text, num_rows=len(keep), has_quotes=records.has_quotes)
         if frame is not None:
@@ -324,8 +333,10 @@ class _Parser:
             text,
             has_header=False,
             separator=layout.delimiter.decode(),
+            # Without quotes in the block polars need not look for them.
             quote_char=layout.quote.decode() if has_quotes else None,
             schema={f"f{i}": pl.Float64 if name in numbers else pl.String for i, name in enumerate(names)},
+            # Polars gives columns in the order of the file, whatever order is asked for.
             columns=sorted(wanted),
             null_values=list(self.file.options.null_values) or None,
         )
@@ -372,6 +383,7 @@ def _joined(data: bytes, records: Records, good: np.ndarray) -> bytes:
 
 def _header(path: DataPath, start: bytes, delimiter: bytes, options: TextOptions) -> tuple[tuple[str, ...], int]:
     """Column names and the number of bytes of the header record."""
+    # A file may have a header without a line feed.
     line = start[: start.find(b"\n") + 1] or start
     if not start.strip(b"\r\n"):
         raise _bad_file(path, "a header with column names", "an empty file", "write the names in the first line")

@@ -134,6 +134,7 @@ def export_run(
         config.kept.check_names(runs.tables)
         asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
         formula = asked.first()
+        # Bad rows of the runs' data were reported in training; here they are only kept out of the export.
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
@@ -143,6 +144,7 @@ def export_run(
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
         asked.check(formula, catalogue=catalogue)
+        # Without known users no request can name one, so the column says nothing.
         user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
         sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
         items = runs.main.preprocessing.schema.items
@@ -170,6 +172,7 @@ def export_run(
             progress.begin("index", total=None)
             facts["index"] = write_index(folder, catalogue=catalogue, wanted=wanted, models=models)
             progress.end()
+            # Sealed again, for the index has added files and facts.
             seal_export(folder, facts=facts, **made)
         loaded = _read_back(folder, runs, models)
         if runs.encoder is not None:
@@ -180,11 +183,13 @@ def export_run(
                 facts["program"] = _write_program(folder, loaded, data[RANKER], config, progress)
         value = chosen_value(asked, chain=loaded.chain, data=data.get(ENCODER), progress=progress)
         facts["value"] = value.facts
+        # Written anew only where it differs, since each seal reads all files.
         if value.formula != formula:
             replace(settings, formula=value.formula).write(folder / CHAIN_FILE)
             seal_export(folder, facts=facts, **made)
             # Answers that are kept for comparison are those of the chosen formula.
             loaded = _read_back(folder, runs, models)
+        # Last: the golden answers have to be those of exactly what is sealed.
         write_golden(loaded, golden_requests(loaded, data, number=config.golden), folder / GOLDEN_FILE)
         seal_export(folder, facts=facts, **made)
     return open_export(out)
@@ -238,6 +243,7 @@ def _data_of(
     if run.config.table_schema.events is None:
         return RunData(config=raw, schema=run.preprocessing.schema, bad_rows=bad_rows)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    # As many rows as any of the later steps asks for, so that histories are made once.
     num_rows = max(config.parity_rows, 64 * config.golden)
     other = runs.ranker.config.table_schema if run is runs.encoder and runs.ranker is not None else None
     ranker = other if other is not None and other.events is not None else None
@@ -338,6 +344,7 @@ def _read_back(folder: Path, runs: _Runs, models: Sequence[type[ModelConfig]]) -
     """The export as a server would read it."""
     with ExitStack() as stack:
         if runs.encoder is not None and runs.ranker is not None:
+            # Errors of a ranker then name its run, and not the folder of the export.
             stack.enter_context(named_ranker(str(runs.ranker.folder), main=str(runs.main.folder)))
         return Recommender.load(folder, models=models, check=False)
 
@@ -384,6 +391,7 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
     if half < 2:
         return "not written: too few rows"
     try:
+        # Two batches of other sizes, or torch takes the size of the first for a constant.
         program = export_program(ranker.packed.model, (batch, batch.rows(0, half + 1)))
         content = program_bytes(program)
     except Exception as error:  # torch raises whatever it likes; the export is whole without the program
@@ -400,6 +408,7 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
     except FileError:
         raise
     except Exception as error:  # as above; the export is whole without it
+        # What was written of it so far is no program.
         path.unlink(missing_ok=True)
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         progress.say(f"no {COMPILED_FILE}: AOTInductor cannot compile this program here ({why})")

@@ -266,6 +266,7 @@ class Chain:
             with_tasks: let the ranker score them.
         """
         index = self.needed_index
+        # Without a question there is nothing to encode, and the shape still has a place for tasks.
         vectors = self.task_vectors(questions) if questions else torch.empty(0, 1, 0)
         wanted = [self._num_found(question.k, effort) for question in questions]
         items, products, plans, missing = self._found(questions, vectors, wanted, effort)

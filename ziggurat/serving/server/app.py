@@ -112,6 +112,7 @@ class ServerApp:
         examples = Examples.of(self.info)
         self._examples = {"/recommend": examples.recommend, "/rank": examples.rank, "/admin/items": examples.items}
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
+        # Made once: a refusal under load must not cost the making of its text.
         self._shed = _shed_body(config)
         self.draining = False
         self._tracing = Tracing() if config.trace else None
@@ -148,6 +149,7 @@ class ServerApp:
         if scope["type"] != "http":
             return
         path = scope["path"]
+        # Before the body is read, so that its arrival counts.
         started = time.monotonic()
         if path in _READ:
             watch = self._tracing.begin(scope) if self._tracing is not None else None
@@ -159,6 +161,7 @@ class ServerApp:
             return
         await self._starlette(scope, receive, send)
 
+    # ASGI sends one event for the start, and the next one for the end.
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self.engine.start()
@@ -221,6 +224,7 @@ class ServerApp:
         deadline = read_deadline(scope, config=self.config)
         body = await read_body(scope, receive, config=self.config)
         arrived = arrival(scope)
+        # A large body would hold up the event loop, and with it all other connections.
         if len(body) > _LARGE:
             request, candidates = await run_in_threadpool(self._read, path, body)
         else:
@@ -329,6 +333,7 @@ class ServerApp:
                     where="request, body",
                     ways_out="put items in 'upsert', or ids in 'delete'" if not changes else "make several changes",
                 )
+        # In a thread, because a change may compute the vectors of its items.
         return json_response((await run_in_threadpool(change, changes)).to_json())
 
 
@@ -340,6 +345,7 @@ def status_of(problem: Exception) -> tuple[int, dict[str, object]]:
         return 503, error_json(problem)
     if isinstance(problem, RequestError | FilterError | DataError | SchemaError | BoundsError):
         return 400, error_json(problem)
+    # Nothing that a client can do leads here, so the log gets the whole traceback.
     _log.error("a request failed", exc_info=problem)
     unexpected = ZigguratError(
         expected="an answer",

@@ -109,6 +109,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: bytes | None = None  # of a request, until those before it are answered
         self._wrong_head: WrongHead | None = None
         self._socket = transport.get_extra_info("socket")
+        # Only the operator's socket is one of the file system.
         self._is_admin = self._socket.family == socket.AF_UNIX
         # Whoever fills the port must not shut out the operator, whose own connections are few.
         if len(self.connections) > self.limits.max_connections and not self._is_admin:
@@ -124,6 +125,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Let uvicorn parse, and count the bytes of headers that are not there whole."""
+        # Bytes that arrive behind a refusal belong to nobody.
         if self.transport.is_closing() or self._refusal is not None:
             return
         if self._receiving is None and self.idle:
@@ -134,6 +136,7 @@ class Connection(HttpToolsProtocol):
                 head, end, rest = data.partition(b"\r\n\r\n")
                 self._parse(head + end)
                 data = rest
+        # In pieces, so that what is beside the body is counted before the parser has swallowed all of it.
         while self._in_chunks and len(data) > self.limits.max_header_bytes:
             self._parse(data[: self.limits.max_header_bytes])
             data = data[self.limits.max_header_bytes :]
@@ -189,6 +192,7 @@ class Connection(HttpToolsProtocol):
         # Half a request will never be whole, and without a request no answer is due.
         if self._in_message or self.idle:
             return False
+        # The answer that is under way is still written, and nothing comes after it.
         self.cycle.keep_alive = False
         return True
 
@@ -200,9 +204,11 @@ class Connection(HttpToolsProtocol):
         self._has_cycle = False
         self._header_bytes = 0
         self._head_read = 0
+        # The timer of the connection's begin, or of empty lines, gives way to that of this request.
         self._received()
         self._expect_request()
         super().on_message_begin()
+        # Marked in the scope, which is all that the app sees of a connection.
         if self._is_admin:
             self.scope[ADMIN] = True  # type: ignore[typeddict-unknown-key]
 
@@ -309,6 +315,7 @@ class Connection(HttpToolsProtocol):
 
     def _send_timeout(self) -> None:
         self.metrics.closed.labels("answer not taken in time").inc()
+        # Aborted, not closed: closing waits for bytes that this client does not take.
         self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -318,6 +325,7 @@ class Connection(HttpToolsProtocol):
     def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+        # Bytes that are still to be written get that long; then the connection goes all the same.
         self.loop.call_later(self.limits.send_timeout_s, self.transport.abort)
 
     def _refuse(
@@ -339,6 +347,7 @@ class Connection(HttpToolsProtocol):
             self.pipeline.popleft()  # it waits for the requests before it, and is not answered by the app
             must_wait = True
         else:
+            # An answer to an earlier request is on its way, and a refusal must not overtake it.
             must_wait = not is_own and self.cycle is not None and not self.cycle.response_complete
         if must_wait or self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             error = RequestError(
@@ -359,6 +368,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request has its turn, or what was refused behind the last one."""
+        # Asked before uvicorn takes the next one off the line.
         is_last = not self.pipeline
         super().on_response_complete()
         if is_last and self._refusal is not None and not self.transport.is_closing():
@@ -428,6 +438,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and let the kernel keep more connections than asyncio takes at once."""
         await super().startup(sockets=self.listeners)
+        # Called once more, since asyncio's own call has set a shorter backlog.
         self.listener.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -438,8 +449,10 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept what waits, answer what came, close the rest."""
         for _ in range(_LAST_TURNS):
+            # Nobody waits to be accepted any more.
             if not select.select(self.listeners, [], [], 0)[0]:
                 break
+            # One turn of the loop, in which asyncio accepts what is there.
             await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         for listener in self.listeners:

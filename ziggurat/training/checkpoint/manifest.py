@@ -152,6 +152,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             where=str(folder / MANIFEST_NAME),
             ways_out="save fewer and larger tensors",
         )
+    # This order: without its sums the folder counts as none, so a kill in between leaves no checkpoint.
     write_file(folder / MANIFEST_NAME, text)
     write_file(folder / SUMS_NAME, _sums(text, manifest.files))
 
@@ -175,6 +176,7 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
     sums = read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES)
     text = read_small_file(path, max_bytes=MAX_MANIFEST_BYTES)
     first = _FIRST_SUM.match(sums)
+    # Before the manifest is parsed, so that bytes that nobody vouches for are never read as JSON.
     if first is None:
         raise damaged(
             sums_path, expected="the SHA-256 of manifest.json in the first line", found=repr(bytes(sums[:80]))
@@ -187,6 +189,7 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
     # The second is of JSON that is nested too deep to be read.
     except (ValueError, RecursionError) as error:
         raise damaged(path, expected="a manifest that agrees with itself", found=str(error)) from error
+    # The other sums follow from the manifest, and must be those that are written.
     if bytes(sums) != _sums(text, manifest.files):
         raise damaged(sums_path, expected="the SHA-256 of every file, as in manifest.json", found="others")
     if step is not None and manifest.step != step:
@@ -251,6 +254,7 @@ def _parse(text: bytes | bytearray) -> object:
 
 def _from_json(content: object, path: Path) -> Manifest:
     data = _dict(content)
+    # The name of the format before anything else: another one says nothing by its keys.
     _require(data.get("format") == FORMAT, f"the format is {data.get('format')!r}, not {FORMAT!r}")
     data = _migrated(data)
     if data.get("format_version") not in (FORMAT_VERSION, SPARSE_VERSION):
@@ -268,6 +272,7 @@ def _from_json(content: object, path: Path) -> Manifest:
         _require(_DIGEST.fullmatch(digest) is not None, f"{name!r} has no SHA-256")
         files[name] = FileRecord(size_bytes=_count(record["size_bytes"]), sha256=digest)
     _require(STATE_NAME in files, f"{STATE_NAME} is not among the files")
+    # Exactly these keys: one more could be something that an older program must not pass over.
     keys = ("format", "format_version", "step", "created", "torch", "world_size", "files", "tensors", "planner")
     is_sparse = data["format_version"] == SPARSE_VERSION
     data = _dict(data, *keys, *(("sparse",) if is_sparse else ()))
@@ -281,6 +286,7 @@ def _from_json(content: object, path: Path) -> Manifest:
         planner_data=None if data["planner"] is None else _planner_data(data["planner"]),
         sparse=entries_from_json(_dict(data["sparse"])) if is_sparse else {},
     )
+    # Here, as it needs rows and tensors together.
     check_rows(manifest.sparse, manifest.tensors)
     _require_bytes_used(manifest.tensors, files)
     return manifest
@@ -315,6 +321,7 @@ def _tensor(name: str, content: object, files: Mapping[str, FileRecord]) -> Stor
         _require(len(chunk.offsets) == len(chunk.sizes) == len(shape), f"a chunk of {name!r} has the wrong dimensions")
         ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
         _require(all(end <= size for end, size in zip(ends, shape, strict=True)), f"a chunk lies outside {name!r}")
+        # Sizes that are written twice have to agree.
         _require(chunk.num_bytes == prod(chunk.sizes) * dtype.itemsize, f"a chunk of {name!r} has the wrong size")
         is_known = chunk.file in files and chunk.file != STATE_NAME
         _require(is_known, f"a chunk of {name!r} lies in the unknown file {chunk.file!r}")
@@ -322,6 +329,7 @@ def _tensor(name: str, content: object, files: Mapping[str, FileRecord]) -> Stor
         _require(end <= files[chunk.file].size_bytes, f"a chunk of {name!r} ends outside {chunk.file}")
         chunks.append(chunk)
     _require(len(chunks) > 0, f"tensor {name!r} has no chunks")
+    # Torch finds a chunk by its offsets, so that two of one place would hide each other.
     _require(len({chunk.offsets for chunk in chunks}) == len(chunks), f"two chunks of {name!r} begin at one place")
     # Boxes inside the tensor, with as many elements, that do not overlap: then nothing is missing.
     _require(sum(prod(chunk.sizes) for chunk in chunks) == prod(shape), f"the chunks do not fill {name!r}")
@@ -331,6 +339,7 @@ def _tensor(name: str, content: object, files: Mapping[str, FileRecord]) -> Stor
 
 def _overlap(chunks: Sequence[StoredChunk], shape: tuple[int, ...]) -> bool:
     """True if two boxes share an element: a sweep along the longest dimension."""
+    # Empty boxes share nothing, and a box without a byte would be found to lie within others.
     boxes = [chunk for chunk in chunks if chunk.num_bytes > 0]
     # A scalar has no axis to sweep along; two chunks of one hold the same element.
     if len(boxes) < 2 or not shape:
@@ -340,6 +349,7 @@ def _overlap(chunks: Sequence[StoredChunk], shape: tuple[int, ...]) -> bool:
     for index, box in enumerate(boxes):
         end = box.offsets[axis] + box.sizes[axis]
         for other in boxes[index + 1 :]:
+            # Boxes are sorted, so that no later one can begin before the end, either.
             if other.offsets[axis] >= end:
                 break
             if all(
@@ -366,8 +376,10 @@ def _require_bytes_used(tensors: Mapping[str, StoredTensor], files: Mapping[str,
         if file == STATE_NAME:
             continue
         spans = sorted(ranges.get(file, []))
+        # Sorted by their first byte, so that neighbours alone have to be compared.
         _require(all(before[1] <= after[0] for before, after in pairwise(spans)), f"chunks in {file} share bytes")
         _require(all(before[1] == after[0] for before, after in pairwise(spans)), f"bytes of {file} are in no chunk")
+        # What lies before the first chunk is the header of the file.
         header, end = (spans[0][0], spans[-1][1]) if spans else (record.size_bytes, record.size_bytes)
         _require(header <= MAX_MANIFEST_BYTES, f"{file} begins with a header of {header} bytes")
         _require(end == record.size_bytes, f"{record.size_bytes - end} bytes of {file} are in no chunk")

@@ -229,9 +229,11 @@ def loss_plot(folder: str | Path) -> str:
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
+    # Without them each plot has new ids and a date, and two reports of one run would differ.
     with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
+    # Behind the declaration of XML, which has no place within a page.
     return f"<figure style='margin:0'>{text[text.index('<svg') :]}</figure>"
 
 
@@ -249,6 +251,7 @@ def best_step(records: list[LogRecord], config: RunRecord) -> int:
     stop = config.get("training", {}).get("early_stop", {})
     metric = _stop_metric(config)
     valid = [record for record in records if record["kind"] == "valid" and record.get(metric) is not None]
+    # A run of an older release may not say it, and the default was in force then.
     least = stop.get("min_delta", EarlyStopConfig.min_delta)
     rule = EarlyStopConfig(metric=metric, better=Better(stop.get("better", Better.AUTO)), min_delta=least)
     return best_of(((record["step"], record[metric]) for record in valid), stop=rule) if valid else 0
@@ -309,6 +312,7 @@ def _metrics_table(
     if not evaluations:
         return ""
     shown = dict(evaluations)
+    # Splits that the run itself has: the linear model may know others.
     shown |= {f"{linear}, {split}": value for split, value in baseline.items() if split in evaluations}
     names = list(dict.fromkeys(name for value in evaluations.values() for name in value["metrics"]))
     head = "".join(f"<th class=n>{html.escape(split)}" for split in shown)
@@ -336,6 +340,7 @@ def _metrics_table(
             continue
         gain = PairsGain(**value["pairs"])
         is_below = "no model" if gain.below_floor else ""
+        # "no model" is the stronger sentence, and stays where it holds.
         if split in baseline and _is_worse(value, baseline[split], metric=metric):
             is_below = is_below or linear
         pairs += f"<p>{html.escape(f'{split}: {_pairs_text(gain, is_below=is_below)}')}</p>"
@@ -468,6 +473,7 @@ def _config_section(config: RunRecord) -> str:
 
 def dated(text: str) -> str:
     """Text with dates in place of seconds since 1970."""
+    # Nine digits at least: other numbers behind "from" are no dates.
     return re.sub(
         r"(?<=from )(\d{9,10})\b",
         lambda found: datetime.fromtimestamp(int(found[1]), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),

@@ -66,6 +66,7 @@ class Faults:
         ways_out: tuple[str, ...] = (),
     ) -> None:
         """Note the cell in row `index` of the chunk, unless the row has a fault already."""
+        # The first one alone: a bad row is reported once, whatever else is wrong with it.
         if index not in self.found:
             self.found[index] = BadRow(
                 path=self.chunk.path,
@@ -131,6 +132,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tupl
     if too_large.any():
         numbers = np.where(too_large, np.nan, numbers)
         for index in np.flatnonzero(too_large).tolist():
+            # A text such as 1e999 has become infinite only when it was read, and says no "inf".
             infinite = "inf" in str(series[index]).lower() or np.isinf(float(series[index]))
             faults.add(
                 index,
@@ -162,7 +164,9 @@ class MissingValues:
         """Find the forms of texts."""
         canonical = [text for text in _canonical_string(pl.Series(texts, dtype=pl.String)).to_list() if text]
         numerals = [text for text in canonical if re.fullmatch(_NUMERAL, text)]
+        # A float column of whole numbers is written with ".0" when it becomes text.
         as_floats = [f"{text}.0" for text in numerals if text.lstrip("-").isdigit()]
+        # As Python writes truths, which is what pandas puts into a CSV file.
         as_python = [text.capitalize() for text in canonical if text in _TRUTH]
         numbers = sorted({float(text) for text in numerals})
         return MissingValues(frozenset([*texts, *canonical, *as_floats, *as_python]), tuple(numbers))
@@ -177,6 +181,7 @@ class MissingValues:
             return None
         if dtype.is_float():
             return as_float64(series).is_in(pl.Series(self.numbers, dtype=pl.Float64).implode())
+        # Texts of a nested column would be those of its elements, and these stay.
         texts = None if dtype.is_nested() else canonical_text(series)
         return None if texts is None else texts.is_in(wanted)
 
@@ -184,6 +189,7 @@ class MissingValues:
         """Return whether a value of a request is one of them."""
         if isinstance(value, str):
             return value in self.texts
+        # Before the look at numbers, because a bool is an int in Python.
         if isinstance(value, bool):
             return str(value).lower() in self.texts
         return isinstance(value, int | float) and value in self.numbers
@@ -204,11 +210,13 @@ def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
         for series in frame.get_columns():
             found = missing.where(series)
             if found is not None and found.any():
+                # `when` without `otherwise` is null.
                 nulls.append(series.to_frame().select(pl.when(~found).then(pl.col(series.name))).to_series())
         frame = frame.with_columns(nulls) if nulls else frame
     if spans:
         forms = sorted(missing.texts)
         hashes = hash_series(pl.Series(forms, dtype=pl.String))
+        # A longer cell cannot be one of the forms, so its bytes need no look.
         longest = max(len(text.encode()) for text in forms)
         spans = {name: column.without(hashes, longest=longest) for name, column in spans.items()}
     return replace(chunk, frame=frame, spans=spans)
@@ -217,6 +225,7 @@ def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
 def with_truths(chunk: RawChunk) -> RawChunk:
     """The chunk with columns of "True" or "False" as text, to be made canonical, that a text file gave as spans."""
     hashes = hash_series(pl.Series(list(_PYTHON_TRUTH), dtype=pl.String))
+    # No longer than "False": other cells are passed over by their length.
     named = [name for name, column in chunk.spans.items() if column.has(hashes, longest=5)]
     if not named:
         return chunk
@@ -237,9 +246,11 @@ def _numbers_in_text(
     values = values.copy()
     advice: tuple[str, ...] | None = None
     for index in np.flatnonzero(open_cells).tolist():
+        # Python's `float` takes spaces around a number, and the cast does not.
         text = series[index].strip()
         parsed = written.cast(pl.Series([text]))[0]
         if parsed is None:
+            # Text files write truths as words, and where numbers are wanted they count 1 and 0.
             parsed = _TRUTH.get(text.lower())
         if parsed is not None:
             values[index] = parsed
@@ -275,6 +286,7 @@ def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, 
     names = [name for name in dict.fromkeys(columns) if name in series and series[name].dtype == pl.String]
     if not names:
         return {}
+    # Numbered, since a column may be named so that its flag would have the name of another's.
     empty = (pl.col(name).eq("").any().alias(f"{i} empty") for i, name in enumerate(names))
     zero = (pl.col(name).str.ends_with(".0").any().alias(f"{i} zero") for i, name in enumerate(names))
     words = pl.Series(list(_PYTHON_TRUTH)).implode()
@@ -282,6 +294,7 @@ def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, 
     flags = frame.select(*empty, *zero, *truth).row(0, named=True)
     kinds = ("empty", "zero", "truth")
     changed = {name: any(flags[f"{i} {kind}"] for kind in kinds) for i, name in enumerate(names)}
+    # The others are handed on as they are: canonical text costs a pass over the column.
     return {name: _canonical_string(series[name]) if changed[name] else series[name] for name in names}
 
 
@@ -306,6 +319,7 @@ def read_ids(series: pl.Series, *, faults: Faults, role: str) -> pl.Series:
     if dtype == pl.Binary:
         return _decoded(series, faults)
     if dtype.is_float():
+        # Only infinities: NaN is a missing id.
         infinite = series.is_infinite().fill_null(False)
         if infinite.any():
             for index in np.flatnonzero(infinite.to_numpy()).tolist():
@@ -332,6 +346,7 @@ def canonical_text(series: pl.Series) -> pl.Series | None:
     if dtype.is_integer() or dtype == pl.Boolean or dtype == pl.Date or dtype == pl.Null:
         return series.cast(pl.String)
     if isinstance(dtype, pl.Decimal):
+        # Zeros behind the point say nothing of a decimal, whose places are those of its column.
         return series.cast(pl.String).str.replace(r"(\.[0-9]*?)0+$", "$1").str.strip_suffix(".")
     if dtype.is_float():
         return _canonical_float(with_decimals(series))
@@ -343,6 +358,7 @@ def _canonical_string(series: pl.Series) -> pl.Series:
         series = series.set(series == "", None)
     if series.is_in(pl.Series(list(_PYTHON_TRUTH)).implode()).any():
         series = series.replace(_PYTHON_TRUTH)
+    # A cheap look first: few columns have such a text, and the pattern below is slow.
     ends_in_zero = series.str.ends_with(".0")
     if ends_in_zero.any():
         shortened = series.str.replace(r"^(-?[0-9]+)\.0$", "$1")
@@ -368,9 +384,11 @@ def _decoded(series: pl.Series, faults: Faults) -> pl.Series:
     try:
         return _canonical_string(series.cast(pl.String))
     except PolarsError:
+        # The slow way tells the row: a cast of the whole column only says that one is wrong.
         texts = [None if value is None else value.decode(errors="replace") for value in series]
     for index, (value, text) in enumerate(zip(series, texts, strict=True)):
         if value is not None and text is not None and text.encode() != value:
+            # Decoding replaced something, so encoding gives other bytes than there were.
             faults.add(
                 index,
                 column=series.name,
@@ -407,7 +425,9 @@ def read_id_lists(
         divided = 'separator = "|"; to score files with a trained run: --data.list-separator "|"'
         way_out = "before training: set " + (divided if dtype == pl.String else 'kind = "categorical"')
         raise wrong_type(series, faults.chunk, role=role, expected="lists of ids", way_out=way_out)
+    # A null list has no length, and is an empty one here.
     lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    # `explode` makes a null of an empty list, which would be an element too many.
     values = series.filter(pl.Series(lengths > 0)).explode()
     if spaces is Spaces.STRIP and values.dtype == pl.String:
         values = values.str.strip_chars()
@@ -415,6 +435,7 @@ def read_id_lists(
     if text is None or isinstance(values.dtype, pl.List | pl.Array):
         raise wrong_type(series, faults.chunk, role=role, expected="lists of text, integers, booleans or categories")
     if values.dtype.is_float() and values.is_infinite().any():
+        # The row that each flat value belongs to.
         owner = np.repeat(np.arange(len(lengths)), lengths)
         for index in np.unique(owner[values.is_infinite().fill_null(False).to_numpy()]).tolist():
             faults.add(
@@ -460,9 +481,12 @@ def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> n
             found=f"{lengths[index]} numbers" + (f", {cells[index]!r}" if cells.dtype == pl.String else ""),
         )
     right = given & ~wrong
+    # In float64, so that a number beyond 32 bits is seen before the cast makes it infinite.
     vectors = np.zeros((num_rows, dim), dtype=np.float64)
+    # An element that is null becomes NaN, and so a fault below.
     flat = series.filter(pl.Series(right)).explode().cast(pl.Float64).fill_null(float("nan")).to_numpy()
     vectors[right] = flat.reshape(-1, dim)
+    # Written as a negation, because NaN fails every comparison.
     broken = ~(np.abs(vectors) <= LARGEST_FLOAT32).all(axis=1)
     for index in np.flatnonzero(broken).tolist():
         faults.add(
@@ -472,6 +496,7 @@ def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> n
             expected=f"a vector of {dim} finite 32-bit numbers",
             found=series[index].to_list() if cells.dtype != pl.String else cells[index],
         )
+    # A fault may be put aside, and the cast of a number beyond 32 bits would warn.
     vectors[broken] = 0.0
     return vectors.astype(np.float32)
 

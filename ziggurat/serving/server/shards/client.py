@@ -110,6 +110,7 @@ class ShardClient:
         self._shards = [_Shard(number=i, host=host, port=port) for i, (host, port) in enumerate(places)]
         self._wake = threading.Event()
         self._closed = False
+        # A daemon: a check that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run_health_checks, name="shards", daemon=True)
 
     @property
@@ -138,6 +139,7 @@ class ShardClient:
                 _log.warning("begin without shard(s) %s", ", ".join(f"{each.number}: {each.down}" for each in missing))
                 break
             time.sleep(_START_S)
+        # Only here: while it starts, a wrong address is an error of this call.
         self._thread.start()
 
     def close(self) -> None:
@@ -162,9 +164,11 @@ class ShardClient:
         body = encode_question(question)
         end = time.monotonic() + self.settings.deadline_s
         asked: dict[int, http.client.HTTPConnection] = {}
+        # Shards that are down are not asked, and their reason stands in the place of an answer.
         found: list[PartFound | str] = [shard.down for shard in self._shards]
         # All are asked before the first answer is read, so that they search at the same time.
         for shard, wanted in zip(self._shards, items, strict=True):
+            # Also of one that is down: the checks send it these items before it is up again.
             shard.wanted = wanted
             if not shard.down:
                 try:
@@ -187,6 +191,7 @@ class ShardClient:
                     self._put(shard, wanted)
                 except (*_BROKEN, ValueError) as problem:
                     _log.warning("shard %d does not know of changed items yet: %s", shard.number, problem)
+                    # It would answer from items of before.
                     self._mark_down(shard, BEHIND)
 
     # ---- one question
@@ -219,6 +224,7 @@ class ShardClient:
         try:
             status, content = _answer_of(connection, end)
         except TimeoutError:
+            # Its late answer would else be read as that to the next question.
             connection.close()
             shard.late += 1
             if shard.late >= _MAX_LATE:
@@ -232,6 +238,7 @@ class ShardClient:
                 except _BROKEN as worse:
                     problem = worse
             return self._note_failure(shard, problem)
+        # Only a connection whose answer was read to its end can be used again.
         shard.idle.append(connection)
         if status == 409:
             return self._mark_down(shard, BEHIND)
@@ -251,12 +258,14 @@ class ShardClient:
 
     def _mark_down(self, shard: _Shard, why: str) -> str:
         now = time.monotonic()
+        # It was up for a while, so this failure is not one of the series before.
         if shard.up_since and now - shard.up_since > _MAX_PAUSE_S:
             shard.backoff.succeed()
         shard.backoff.fail()
         shard.down = why
         # A shard that is behind only needs the changes.
         shard.next_check = now + (0.0 if why == BEHIND else shard.backoff.pause_s)
+        # Connections to a process that is gone, or will be, are of no use.
         while shard.idle:
             shard.idle.pop().close()
         self._wake.set()
@@ -271,6 +280,7 @@ class ShardClient:
                 if shard.next_check <= now and not self._closed:
                     self._check_health(shard)
             first = min(shard.next_check for shard in self._shards)
+            # Not 0, or a shard that is due at once would keep the loop spinning.
             self._wake.wait(max(0.01, first - time.monotonic()))
             self._wake.clear()
 
@@ -345,6 +355,7 @@ class ShardClient:
         """Return the body of an answer with status 200, over a new connection; raises ValueError for another status."""
         connection = http.client.HTTPConnection(shard.host, shard.port, timeout=seconds)
         try:
+            # Without items of its own a check names the state of none.
             headers = self._headers(wanted or ShardItems())
             if method == "POST" and wanted is None:
                 headers |= {"Content-Type": "application/json"}
@@ -378,6 +389,7 @@ def _answer_of(connection: http.client.HTTPConnection, end: float) -> tuple[int,
     """Return status and body of an answer that must arrive before `end`; what has arrived is read in any case."""
     # Not with the timeout of the connection, which would begin anew with each piece of the answer.
     if connection.sock is not None:
+        # Never 0, which would mean that the socket does not block at all.
         connection.sock.settimeout(max(end - time.monotonic(), 0.002))
     answer = connection.getresponse()
     return answer.status, answer.read()
