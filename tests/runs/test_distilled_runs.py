@@ -81,6 +81,8 @@ def test_what_cannot_learn_from_a_teacher_is_refused(folder: Path, capsys: pytes
     assert "LogisticRegression" in capsys.readouterr().err
     assert train("twice", "--distil", "both-heads") != 0
     assert "single_head" in capsys.readouterr().err
+    assert train("both", "--distil", "aux-head", "--self-distil", "smc2") == 2
+    assert "--self-distil none" in capsys.readouterr().err
     assert train("begun", "--epochs", "1", "--distil", "single-head") == 0
     assert main(["train", "begun", "--resume", "--epochs", "2", "--distil", "aux-head"]) != 0
     assert "distil.head" in capsys.readouterr().err

@@ -32,8 +32,8 @@ from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
 from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
-from ziggurat.training.config import TrainingConfig
-from ziggurat.training.distillation import DistilConfig
+from ziggurat.training.config import SelfDistil, TrainingConfig
+from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
 from ziggurat.training.metrics.full_ranking import full_ranking_names
@@ -215,6 +215,13 @@ class RunConfig:
         """
         check_config_class(type(self.model))
         self.distil.check()
+        if self.distil.head is not DistilHead.NONE and self.training.self_distil.method is not SelfDistil.NONE:
+            raise ConfigError(
+                expected="logged teachers, or a model's own earlier weights: the loss of both is not known yet",
+                found=f"distil.head {self.distil.head.value} and self-distil {self.training.self_distil.method.value}",
+                where="config, distil",
+                ways_out=("--distil none", "--self-distil none"),
+            )
         if self.data.teacher and not joined_columns(self.table_schema):
             raise ConfigError(
                 expected="a schema with columns that the logged scores are joined as",
