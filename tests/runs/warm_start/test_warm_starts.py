@@ -19,7 +19,7 @@ from ziggurat.config import override
 from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.errors import CheckpointError, ConfigError, MissingFileError
 from ziggurat.features.schema import Encoding, Table
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import RunResult, train_run
 from ziggurat.training.checkpoint import CheckpointStore
 from ziggurat.training.records.run_folder import STARTUP, WARM_START, RunFolder
@@ -158,6 +158,23 @@ def test_a_run_goes_on_without_its_parent_and_names_the_chain(place: Path) -> No
     section = STARTUP.read(RunFolder(third.folder).startup)["Warm start"]
     assert "runs/a" in section["1 before"]
     assert first.folder.name == "a"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_from_the_same_parent(place: Path) -> None:
+    first = train_run(config_of(), folder="runs/a", data=events(600))
+    second = train_run(config_of(), folder="runs/b", data=events(600), warm_start=first)
+    whole = tensors(second)
+    shutil.rmtree(second.folder / "checkpoints")
+    config = load_config(second.folder)
+    again = train_run(config, folder="runs/b", resume=True)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors(again).items())
+    shutil.rmtree(second.folder / "checkpoints")
+    train_run(config_of({"training.epochs": "2"}), folder="runs/a", data=events(600), resume=True)
+    with pytest.raises(CheckpointError, match="that the run began from"):
+        train_run(config, folder="runs/b", resume=True)
+    shutil.rmtree(first.folder)
+    with pytest.raises(MissingFileError, match="no run"):
+        train_run(config, folder="runs/b", resume=True)
 
 
 def test_what_cannot_be_taken_is_refused_with_ways_out(place: Path) -> None:
