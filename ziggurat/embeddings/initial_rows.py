@@ -74,6 +74,7 @@ def initial_rows(
             initial = InitialRows(table=table, shape=shape, config=config, seed=seed)
             weight.copy_(initial.take(torch.arange(first, last)))
         else:
+            # A block is drawn whole, even if few of its rows are wanted: the generator gives its numbers in order.
             _draw_block(weight, num_rows=shape[0], config=config, generator=_generator(seed, table, block))
         if block == 0:
             weight[PADDING_ROW] = 0.0
@@ -123,6 +124,7 @@ class InitialRows:
             return torch.from_numpy(self._counted(rows))
         out = torch.empty(len(rows), self.columns.stop - self.columns.start)
         blocks = rows // BLOCK_ROWS
+        # Where the block changes: each run of rows in one block is drawn once.
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         for mine in np.split(np.arange(len(rows)), cuts) if len(rows) else []:
             first = int(blocks[mine[0]]) * BLOCK_ROWS
@@ -140,6 +142,7 @@ class InitialRows:
         """(N, D) weights that follow from seed, table, row and column alone."""
         digest = hashlib.sha256(f"initial/{self.seed}/{self.table}".encode()).digest()
         key = np.uint64(int.from_bytes(digest[:8], "little"))
+        # From 1, so that no column adds 0 to the row's word.
         columns = np.arange(self.columns.start + 1, self.columns.stop + 1, dtype=np.uint64)
         words = mix(key + rows.astype(np.uint64) * GOLDEN)
         bits = mix(words[:, None] + columns * GOLDEN)
@@ -157,6 +160,7 @@ def normal_quantile(probability: Float64[np.ndarray, "*N"]) -> Float64[np.ndarra
     """Φ⁻¹ by the four operations and a square root alone: the same bits on every machine; 0 < probability < 1."""
     centred = probability - 0.5
     tail = np.sqrt(-_log(np.minimum(probability, 1.0 - probability)))
+    # 0.425², the border of the middle part in AS 241.
     square = 0.180625 - centred * centred
     middle = centred * ratio(MIDDLE, square)
     outer = np.where(tail <= 5.0, ratio(NEAR, tail - 1.6), ratio(FAR, tail - 5.0))
@@ -166,12 +170,14 @@ def normal_quantile(probability: Float64[np.ndarray, "*N"]) -> Float64[np.ndarra
 def _log(x: Float64[np.ndarray, "*N"]) -> Float64[np.ndarray, "*N"]:
     """Compute ln x = e·ln 2 + 2·artanh((m − 1)/(m + 1)) for x = m·2^e, √½ ≤ m < √2."""
     mantissa, exponent = np.frexp(x)
+    # `frexp` gives ½ ≤ m < 1; the series wants m around 1.
     is_small = mantissa < 0.5**0.5
     mantissa = np.where(is_small, 2.0 * mantissa, mantissa)
     exponent = exponent - is_small
     z = (mantissa - 1.0) / (mantissa + 1.0)
     square = z * z
     series = np.zeros_like(z)
+    # Horner's rule from the highest power; at |z| ≤ 0.172 what follows is below FP64's last bit.
     for power in range(21, 0, -2):
         series = series * square + 1.0 / power
     return exponent * 0.6931471805599453 + 2.0 * z * series
@@ -220,6 +226,8 @@ def _draw_block(
 
 
 def _generator(seed: int, table: str, block: int) -> torch.Generator:
+    # The first block draws by the name alone.
     name = f"{seed}/{table}" if block == 0 else f"{seed}/{table}\0{block}"
     digest = hashlib.sha256(name.encode()).digest()
+    # 63 bits: the generator takes a signed number.
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

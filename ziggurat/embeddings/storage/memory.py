@@ -89,6 +89,7 @@ class MemoryStorage(TableStorage):
     def weight(self) -> Float[Tensor, "R D"]:
         """The weights; takes their memory at the first use."""
         if self._weight is None:
+            # Not filled: a draw or a load writes every row, and pages are taken when it does.
             self._weight = torch.empty(self.num_rows, self.dim, dtype=self._dtype, device=self._device)
             self._huge_pages = advise_huge_pages(self._weight)
         return self._weight
@@ -200,5 +201,6 @@ def advise_huge_pages(tensor: Tensor) -> bool:
     # Whole pages inside the tensor, rounded inwards: what lies beside it is not ours to advise.
     first = -(-tensor.data_ptr() // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
     length = (tensor.data_ptr() + size - first) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+    # The C library that is loaded already: Python has no call for memory that it does not own.
     libc = ctypes.CDLL(None)
     return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(_MADV_HUGEPAGE)) == 0

@@ -94,6 +94,7 @@ def questions_or_pieces(
     of_pieces = {NUM_CONTEXT: facts.num_context, NUM_TARGETS: facts.num_targets}
     of_pieces |= {BEGAN: facts.began_at, FOLLOWING: facts.following_at}
     named = {name: value[first_Q] for name, value in of_pieces.items()}
+    # `is_first` counted up gives each sample the number of its piece.
     return first_Q, facts.is_first.cumsum(0) - 1, named | {CANDIDATES: facts.is_candidate.nonzero().squeeze(1)}
 
 
@@ -131,6 +132,7 @@ def cut_questions(questions: Questions, inputs: InputSpec) -> Cutting:
         questions: of a batch.
         inputs: of the model.
     """
+    # A sequence has context, events and candidates, in this order; it is cut as a whole.
     lengths_Q = questions.times.offsets.diff() + questions.counts + questions.num_context
 
     def pieces(chunks: Chunks) -> Batch:
@@ -153,6 +155,7 @@ def questions_to_cut(batch: Batch, inputs: InputSpec, *, first_Q: Int64[Tensor, 
     named = places_and_lengths(asked)
     total = len(times.values)
     places_N = positions_of(times.offsets, named, total=total, from_start=True)
+    # The slice is for a batch without questions, which has no end either.
     ends_Q = torch.cat([first_Q[1:], first_Q.new_tensor([batch.batch_size])])[: len(first_Q)]
     return Questions(
         batch=batch.expanded(),
@@ -170,12 +173,14 @@ def questions_to_cut(batch: Batch, inputs: InputSpec, *, first_Q: Int64[Tensor, 
 def _pieces(whole: Questions, inputs: InputSpec, chunks: Chunks) -> Batch:
     """The pieces [start, start + count) of the sequences of questions, piece after piece; see the file's drawing."""
     num_sets, num_questions = chunks.starts.shape
+    # Set after set, each with all questions: piece p belongs to question p mod Q.
     of_piece = torch.arange(num_questions).repeat(num_sets)
     starts = chunks.starts.reshape(-1)
     ends = (chunks.starts + chunks.counts).reshape(-1)
     histories_Q = whole.times.offsets.diff()
     context = whole.num_context
     behind = (context + histories_Q)[of_piece]  # where candidates begin
+    # From positions in the sequence to events: context lies in front.
     from_event, to_event = ((each - context).clamp(min=0).minimum(histories_Q[of_piece]) for each in (starts, ends))
     from_candidate, to_candidate = ((each - behind).clamp(min=0) for each in (starts, ends))
     candidates = to_candidate - from_candidate
@@ -187,11 +192,13 @@ def _pieces(whole: Questions, inputs: InputSpec, chunks: Chunks) -> Batch:
     question = of_piece[piece]
     samples = whole.first[question] + torch.where(is_candidate, from_candidate[piece] + inside, 0)
     batch = whole.batch
+    # The first sample of a piece carries its events, the others none.
     counts = (to_event - from_event)[piece] * (inside == 0)
 
     def cut(rows: JaggedRows) -> JaggedRows:
         return cut_rows(rows, question, from_event[piece], counts)
 
+    # How much of the context lies in the piece.
     in_context = [each.clamp(max=context) for each in (starts, ends)]
     facts = QuestionPiece(
         is_first=inside == 0,
@@ -218,6 +225,7 @@ def _pieces(whole: Questions, inputs: InputSpec, chunks: Chunks) -> Batch:
         jagged=JaggedRows.joined([cut(whole.lists[spec.name]) for spec in inputs.jagged]),
         vectors={name: value[samples] for name, value in batch.vectors.items()},
         sequences=sequences,
+        # A sample that carries events alone has no label, and so no loss.
         labels=torch.where(is_candidate.unsqueeze(1), batch.labels[samples], torch.nan),
         weights=None if batch.weights is None else batch.weights[samples],
         groups=None if batch.groups is None else batch.groups[samples],
@@ -261,5 +269,6 @@ def began_at(
 def _behind(times: JaggedRows, places: Tensor, lists: Tensor) -> Tensor:
     """The time at a place of each list; 0 where the list ends before it, which nobody reads."""
     is_there = places < times.offsets.diff()[lists]
+    # The zero behind all times stands for what is not there.
     at = torch.where(is_there, times.offsets[:-1][lists] + places, len(times.values))
     return torch.cat([times.values, times.values.new_zeros(1)])[at]

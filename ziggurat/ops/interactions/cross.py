@@ -71,6 +71,7 @@ def cross_layers(
         ups: U_l (d × r) of each layer, or W_l (d × d) for full rank.
         biases: b_l (d) of each layer.
     """
+    # The backward pass below adds gradients in place, in the dtype of x.
     same_dtype = all(weight.dtype is inputs_Bd.dtype for weight in (*downs, *ups, *biases))
     wanted = torch.is_grad_enabled() and inputs_Bd.requires_grad
     if not ups or not wanted or not same_dtype or inputs_Bd.is_meta or torch.compiler.is_compiling():
@@ -96,10 +97,12 @@ class _CrossLayers(torch.autograd.Function):
         downs, ups, biases = _split(used, num_layers)
         crossed_Bd = inputs_Bd
         kept = []
+        # x itself stays FP32 from layer to layer; products see this rounded copy.
         cast_Bd = inputs_Bd.to(dtype)
         for index, (up, bias) in enumerate(zip(ups, biases, strict=True)):
             low = F.linear(cast_Bd, downs[index]) if downs else cast_Bd
             factor_Bd = F.linear(low, up, bias)
+            # Without V_l the cast is what U_l multiplies, and is kept once.
             kept += [cast_Bd, low, factor_Bd] if downs else [cast_Bd, factor_Bd]
             crossed_Bd, cast_Bd = _add(crossed_Bd, inputs_Bd, factor_Bd, is_last=index == num_layers - 1)
         ctx.num_layers = num_layers
@@ -118,6 +121,7 @@ class _CrossLayers(torch.autograd.Function):
             return _differentiable_backward(inputs_Bd, weights, gradient_Bd=gradients[0], context=ctx)
         needed = ctx.needs_input_grad[3:]
         found = _backward(inputs_Bd, used, kept, num_layers=ctx.num_layers, needed=needed, gradient_Bd=gradients[0])
+        # Gradients of casts go back to the dtype of the weights.
         wide = [each if each is None else each.to(inputs_Bd.dtype) for each in found]
         return (wide[0], None, None, *wide[1:])
 
@@ -134,7 +138,9 @@ def _backward(
     """Gradients of x₀ and of each weight, with both sums made in place."""
     downs, ups, _ = _split(weights, num_layers)
     gradients: list[Tensor | None] = [None] * len(weights)
+    # As many as `forward` has kept of each layer.
     per_layer = 3 if downs else 2
+    # ∂L/∂x of the layer above, on its way down.
     flowing_Bd = gradient_Bd
     first_Bd = None
     for index in reversed(range(num_layers)):
@@ -161,6 +167,7 @@ def _backward(
             flowing_Bd = torch.addmm(flowing_Bd, low_gradient, matrix, out=flowing_Bd if mine else None)
         else:
             flowing_Bd = torch.add(flowing_Bd, low_gradient @ matrix, out=flowing_Bd if mine else None)
+    # x₀ enters every layer as a factor, and the first one as x: both add up.
     return [flowing_Bd if first_Bd is None else first_Bd.add_(flowing_Bd), *gradients]
 
 
@@ -192,6 +199,7 @@ def _add_backward_by_torch(
     flowing_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, first_Bd: Tensor | None, needs_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     of_factor_Bd = torch.mul(flowing_Bd, inputs_Bd, out=torch.empty_like(factor_Bd))
+    # The first to come makes the sum; later layers add to it in place.
     first_Bd = flowing_Bd * factor_Bd if first_Bd is None else first_Bd.addcmul_(flowing_Bd, factor_Bd)
     return of_factor_Bd, first_Bd, of_factor_Bd.sum(0) if needs_bias else None
 
@@ -251,6 +259,7 @@ def _differentiable_backward(
     with torch.autocast(device, dtype=context.dtype, enabled=context.dtype is not inputs_Bd.dtype):
         result_Bd = cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)
     every = [inputs_Bd, *weights]
+    # Two arguments between x₀ and the weights are no tensors.
     needed = [context.needs_input_grad[0], *context.needs_input_grad[3:]]
     wanted = [each for each, need in zip(every, needed, strict=True) if need]
     found = iter(torch.autograd.grad(result_Bd, wanted, gradient_Bd, create_graph=True))

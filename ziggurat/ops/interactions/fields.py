@@ -96,6 +96,7 @@ def sum_norm(
     parts = parts if len(parts) <= 2 else (parts[0], torch.cat(list(parts[1:]), dim=1))
     if why_not(*parts, kept_BMD, weight_D, bias_D):
         return sum_norm_reference(parts, kept_BMD, weight_D=weight_D, bias_D=bias_D, eps=eps)
+    # A part of no fields, since the kernel takes two pointers.
     second = parts[1] if len(parts) == 2 else parts[0][:, :0]
     return _SumNorm.apply(parts[0], second, kept_BMD, weight_D, bias_D, eps)
 
@@ -109,6 +110,7 @@ def why_not(*inputs: Tensor) -> str:
         return "it is for the CPU without autocast"
     if first.dtype not in _SUFFIX or any(each.dtype is not first.dtype for each in inputs):
         return f"it is for FP32 and FP64 throughout, not {', '.join(sorted({str(each.dtype) for each in inputs}))}"
+    # The kernel has no loop for columns that fill no whole vector.
     lanes = _VECTOR_BYTES // first.element_size()
     if first.shape[-1] % lanes:
         return f"it is for a multiple of {lanes} columns, not {first.shape[-1]}"
@@ -160,6 +162,7 @@ class _FieldMix(torch.autograd.Function):
         fields_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             fields_gradient = torch.empty_like(fields_BFD)
+            # The kernel takes weights turned: those of Wᵀ are W as it lies.
             _call("mix", (gradient_BMD, weight_MF.contiguous(), fields_gradient), size, outputs, num_fields, dim)
         if ctx.needs_input_grad[1]:
             # Inputs first, as the kernel writes it; the gradient is a view of it.
@@ -197,6 +200,7 @@ class _SumNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _SumNormCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, normal, scales = ctx.saved_tensors
+        # As above: gradients of these gradients are asked for.
         if torch.is_grad_enabled():
 
             def reference(first: Tensor, second: Tensor, kept: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -212,6 +216,7 @@ class _SumNorm(torch.autograd.Function):
         tensors = (gradient, normal, scales, weight_D, sums, weight_gradient, bias_gradient)
         _call("sum_norm_backward", tensors, size, num_fields, dim)
         split = inputs[0].shape[1]
+        # One gradient for all three: what was added has the gradient of the sum.
         return sums[:, :split], sums[:, split:], sums, weight_gradient, bias_gradient, None
 
 

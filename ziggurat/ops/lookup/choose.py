@@ -253,6 +253,7 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
             for problem in problems:
                 problem.run(kernel)
             if setting.device.type == "cuda":
+                # Launches return at once: without this the time of asking is measured, not that of computing.
                 torch.cuda.synchronize(setting.device)
             seconds[kernel.choice.value].append(time.perf_counter() - start)
     # The first round also makes what a kernel makes once: buffers, plans, pages of memory.

@@ -50,6 +50,7 @@ class NumpyTextKernel:
         num_fields = len(kinds)
         array = np.frombuffer(data, dtype=np.uint8)
         separators = positions(array, _LINE_FEED, delimiter)
+        # If every line has all of its fields, each n-th separator is a line feed; the next lines check it.
         line_feeds = separators[num_fields - 1 :: num_fields]
         if len(separators) % num_fields or not bool((array[line_feeds] == _LINE_FEED).all()):
             return None
@@ -88,7 +89,9 @@ class NumpyTextKernel:
 
     def find(self, slots: KeySlots, keys: np.ndarray) -> np.ndarray:
         """Numbers of keys."""
+        # 0 marks an empty slot, so the key 0 is kept as 1.
         keys = np.maximum(keys, np.uint64(1))
+        # The upper bits of a hash say where its search begins.
         places = (keys >> np.uint64(64 - slots.bits)).astype(np.int64)
         found = slots.keys[places]
         same = found == keys
@@ -121,6 +124,7 @@ class NumpyTextKernel:
         present = np.ones(len(keys), dtype=bool) if missing is None else ~missing
         fresh = np.flatnonzero(present & (numbers < 0))
         new_keys, first, inverse = np.unique(np.maximum(keys[fresh], 1), return_index=True, return_inverse=True)
+        # `np.unique` sorts by key; numbers are given in the order of first appearance.
         order = np.argsort(first)
         if most is not None and len(order) > most:
             # Again, with the keys before the first one that is too many.
@@ -153,6 +157,7 @@ def positions(data: np.ndarray, *values: int) -> np.ndarray:
 
 def _integers(words: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
     """(N,) float64 numbers, NaN where empty, if all fields are integers of at most eight characters; else None."""
+    # Eight characters are what one word of 64 bits holds.
     if len(lengths) and int(lengths.max()) > 8:
         return None
     empty = lengths == 0
@@ -186,6 +191,7 @@ def _ends_in_point_zero(words: np.ndarray, starts: np.ndarray, lengths: np.ndarr
 
 def _eight_digits(digits: np.ndarray) -> np.ndarray:
     """Numbers of eight decimal digits, one a byte, the first in the lowest byte."""
+    # Each second byte now holds a number of two digits; the bytes between are masked below.
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
     # The first pair times 10⁶ and the third times 10², the second times 10⁴ and the fourth: sums in the upper halves.
     upper = (pairs & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)

@@ -69,6 +69,7 @@ class Pieces:
         """The part of each piece that lies in [low, high)."""
         first = torch.maximum(low, self.starts)
         last = torch.minimum(high, self.starts + self.counts)
+        # Where nothing is left the start means nothing, and the count is 0.
         return Pieces(first, (last - first).clamp(min=0))
 
     def and_then(self, further: Pieces) -> Pieces:
@@ -91,6 +92,7 @@ def head_and_tail(lengths_B: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -
         rank: r.
         num_ranks: N.
     """
+    # Of 2N chunks rank r has the r-th from the front and from the back: under a causal mask all have equal work.
     chunks = torch.tensor([rank, 2 * num_ranks - 1 - rank]).unsqueeze(1)
     # Neighbours round the same edge, so no event is left out and none is in two chunks.
     starts, ends = (lengths_B * edge // (2 * num_ranks) for edge in (chunks, chunks + 1))
@@ -123,11 +125,13 @@ class Histories:
         first = rows.starts
         last = rows.starts + rows.counts
         has_context = first < context
+        # A row of the context sees the whole history, so then does the piece.
         high = torch.where(has_context, self.ends, torch.minimum(last, self.ends))
         low = torch.zeros_like(first)
         if reach:
             begins = torch.minimum(first, self.ends) - reach
             low = torch.where(~has_context & (begins > (context - 1).clamp(min=0)), begins, low)
+        # A piece without rows sees an empty interval.
         return low, torch.where(rows.counts > 0, high, low)
 
     def keys_needed(self, keys: Pieces, *, by: Pieces) -> Pieces:
@@ -151,7 +155,9 @@ class Histories:
         low = torch.maximum(rows.starts, begin)
         high = last
         if reach:
+            # Rows below this still reach key `end − 1`; all of the context counts as one event.
             bound = torch.maximum(end, context.clamp(min=1)) + reach
+            # Targets stand at the end of the history: if that is in reach, all of them see these keys.
             high = torch.where(self.ends < bound, last, torch.minimum(last, bound))
         has_context = rows.starts < context
         low = torch.where(has_context, rows.starts, low)
@@ -165,6 +171,7 @@ class Histories:
             begin = keys.starts[of_keys]
             end = keys.starts[of_keys] + keys.counts[of_keys]
             seen = torch.minimum(end, high[of_rows]) > torch.maximum(begin, low[of_rows])
+            # A target also sees itself, which lies behind the history and in no interval.
             if self.num_targets is not None:
                 first = rows.starts[of_rows]
                 last = rows.starts[of_rows] + rows.counts[of_rows]
@@ -192,6 +199,7 @@ class Histories:
             first = rows.starts[of_rows]
             count = rows.counts[of_rows]
             last = first + count
+            # Events behind the context, one by one; rows of the context are counted in `wide`.
             middle = torch.maximum(torch.minimum(first, self.ends), context)
             until = torch.maximum(torch.minimum(last, self.ends), middle)
             wide = (torch.minimum(last, context) - first).clamp(min=0)
@@ -202,6 +210,7 @@ class Histories:
             seen = (torch.minimum(end, self.ends) - begin).clamp(min=0)
             if reach:
                 shift = (context - 1).clamp(min=0)
+                # Only events further than the reach from the context lose any key.
                 from_there = torch.maximum(middle, shift + reach + 1)
                 pairs -= _below(from_there, torch.maximum(until, from_there), begin, end, shift=-reach)
                 hidden = torch.where(self.ends - reach > shift, self.ends - reach, 0)
@@ -217,6 +226,7 @@ def _below(first: Tensor, last: Tensor, begin: Tensor, end: Tensor, *, shift: in
     def until(event: Tensor) -> Tensor:
         below = (event - 1 + shift - begin).clamp(min=0)
         rising = torch.minimum(below, size)
+        # It rises by one an event until all of [begin, end) lies below, and stays there.
         return rising * (rising + 1) // 2 + (below - rising) * size
 
     return torch.where(last > first, until(last) - until(first), 0)

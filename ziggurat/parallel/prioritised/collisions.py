@@ -75,11 +75,13 @@ class RowMarks:
             storage = self._tables.tables.storage(index)
             if storage.changes_others:
                 rows = torch.unique(torch.cat([rows_N.reshape(-1) for rows_N in parts]))
+                # Only rows that are marked still: padding was taken out of the marks, and changes nothing.
                 self.add(index, storage.changed_with(rows[self._marks[index][rows]]))
 
     def clear(self) -> None:
         """Take all marks back."""
         for index, rows_N in self._marked:
+            # Only what was marked is written: tables may be far larger than a batch.
             self.storage(index)[rows_N] = False
         self._marked.clear()
 
@@ -125,6 +127,7 @@ def only_cells(batch: Batch, wanted_FR: Bool[Tensor, "F R"]) -> Batch:
     """
     num_single = batch.single.shape[0]
     size = batch.batch_size
+    # Row 0 of a table is padding, which reads as zeros.
     single = torch.where(wanted_FR[:num_single], batch.single, 0)
     lists = batch.jagged
     if len(wanted_FR) > num_single and size:
@@ -151,12 +154,15 @@ def part_of_rows(part: GradientPart, wanted: Callable[[Tensor], Tensor]) -> Grad
     if layout.single:
         rows_SB = single_rows(layout, lookups)
         indices = torch.tensor([slot.index for slot in layout.single], device=single.device)
+        # The batch's own tensor, which other layouts read, stays as it is.
         single = single.clone()
+        # Row 0, padding, takes no gradient.
         single[indices] = torch.where(wanted(rows_SB), single[indices], 0)
     values = lookups.values
     offsets = lookups.offsets
     if layout.jagged:
         values, offsets = _lists_of_rows(layout, lookups, wanted)
+    # A new one: what was sorted ahead belongs to the rows as they were.
     kept = Lookups(batch_size=size, single=single, values=values, offsets=offsets)
     return GradientPart(layout=layout, lookups=kept, grad=part.grad)
 
@@ -176,4 +182,5 @@ def _lists_of_rows(
         keep_N[keep_N.clone()] = keep_n
     else:
         keep_N = keep_n
+    # Kept rows up to each old offset are the new offsets.
     return lookups.values[keep_N], offsets_of(keep_N.to(torch.int64))[lookups.offsets]

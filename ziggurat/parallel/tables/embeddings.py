@@ -232,6 +232,7 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
         """Sums of spread rows become means; collective if there are any. `rows_sent`, `num_rows` as in `hop.start`."""
         if self._count_hop is None:
             return pooled_BT
+        # Lengths are summed over ranks as the rows are: only all together know what a mean divides by.
         lengths_BJ = self._count_hop(self.tables.list_lengths(ids), rows_sent=rows_sent, num_rows=num_rows)
         factors_BT = torch.ones_like(pooled_BT)
         for column, columns in enumerate(self._count_columns):
@@ -343,6 +344,7 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
     def _send(self, ids: LocalIds) -> tuple[Tensor, Transfer]:
         """Look up, and send each member of the tower group what it wants: columns for the samples of all its peers."""
         per_place = self.rows_by_member(ids)
+        # Samples that this rank wants for itself and its peers: with towers they go on from here.
         num_rows = per_place[self._topology.tower.position]
         pooled = self.tables.lookup(ids)
         if self._host_sums is not None:
@@ -363,6 +365,7 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
                 if counted.field.name == name
             ]
             if sources:
+                # One column a list: its length, from every rank that has rows of its table.
                 blocks.append(Block(1, tuple(sources)))
                 columns.append(slice(start, start + dim))
             start += dim
@@ -373,6 +376,7 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
             self._topology.tower,
             widths=[[1] * len(share.counts) for share in shares],
             blocks=blocks,
+            # Rounded lengths would make wrong means.
             wire=PLAIN,
             traffic=traffic,
             purpose="list lengths",
@@ -389,6 +393,7 @@ def _blocks(name: str, sent: list[tuple[SentPart, ...]], *, copies: dict[str, Fi
     widths: dict[int, int] = {}
     for member, parts in enumerate(sent):
         for part in parts:
+            # Parts with the same first column are sums of each other's rows; others stand side by side.
             if part.field == name and part.width:
                 by_column.setdefault(part.first_column, []).append((member, part.column))
                 widths[part.first_column] = part.width

@@ -95,6 +95,7 @@ class SequenceExchange:
         lists, inverse_B = batch.lists(index)
         shards = self._tables.shards[table]
         host = batch.on_host
+        # Rows are checked where no device has to be waited for.
         on_host = lists if host is None or host is batch else host.lists(index)[0]
         lengths = on_host.offsets.diff()
         rows_N = on_host.values
@@ -124,12 +125,14 @@ class SequenceExchange:
     ) -> Tensor:
         """(N, D) vectors of rows of one table."""
         kind = shards[0].placement
+        # One tower group: every rank has the table, and nothing travels.
         if kind.is_copied and self._topology.num_groups == 1:
             return self._tables.vectors(shards[0].table, rows_N, dtype=dtype)
         wanted, order, asked = self.wanted(rows_N, shards, host_rows_N=host_rows_N)
         route = self._send_rows(wanted, device=rows_N.device)
         mine = next((shard for shard in shards if shard.rank == self._topology.rank), None)
         if mine is None:
+            # A rank without a part still takes part in the exchange.
             values = torch.empty(0, shards[0].num_columns, dtype=dtype, device=rows_N.device)
         else:
             values = self._tables.vectors(mine.table, route.rows, dtype=dtype)
@@ -137,6 +140,7 @@ class SequenceExchange:
         parts = flat.split([number * values.shape[1] for number in route.sent])
         by_shard = [parts[shard.rank].view(-1, shard.num_columns) for shard in asked]
         if kind.cuts_columns:
+            # Columns of the parts side by side; rows came in the order in which they were asked for.
             return torch.cat(by_shard, dim=1)
         vectors = torch.cat(by_shard)
         # The inverse of the sort by owner: vectors stand as they were asked for.
@@ -159,6 +163,7 @@ class SequenceExchange:
             pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
             return {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}, order, shards
         asked = shards
+        # Every rank of a tower group has a copy: each rank asks the one at its own place.
         if kind.is_copied:
             size = self._topology.tower_size
             asked = tuple(shard for shard in shards if shard.rank % size == self._topology.rank % size)
