@@ -93,8 +93,10 @@ def quantise_fast(
         swapped = {x.dim() - 1: x.dim() - 2, x.dim() - 2: x.dim() - 1}
         found = quantise_fast(x.mT, format, swapped.get(axis, axis), library=library)
         return None if found is None else found.mT
+    # C++ walks rows by sizes alone.
     x = x.contiguous()
     out = torch.empty_like(x)
+    # One row of all numbers: no block ends at the end of an axis.
     if format.k1 is Scope.TENSOR or not format.has_scale:
         outer, n, inner = 1, x.numel(), 1
     else:
@@ -102,6 +104,7 @@ def quantise_fast(
     given = c_format(format, n=n)
     threads = torch.get_num_threads()
     status = built.ziggurat_quantise(x.data_ptr(), out.data_ptr(), outer, n, inner, byref(given), threads)
+    # The kernel found a number that the format cannot hold; the reference says which.
     return None if status else out
 
 

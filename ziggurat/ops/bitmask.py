@@ -131,6 +131,7 @@ def rows_of_mask_reference(words: Int64[Tensor, "W"], *, limit: int | None = Non
 def mask_of_rows(rows: Int64[Tensor, "R"], *, n: int) -> Int64[Tensor, "W"]:
     """A mask of n items in which those of the given numbers pass; a number may come twice."""
     flags = torch.zeros(n, dtype=torch.bool, device=rows.device)
+    # A flag for each item first: two rows of one word would otherwise overwrite each other's bit.
     flags[rows] = True
     return pack_mask(flags)
 

@@ -105,6 +105,8 @@ class Agreement:
                 message["value"] = action()
         except BaseException as error:
             failure = error
+            # Errors of ours travel with their four parts; others are named, since their classes may not be known
+            # there.
             message["error"] = (error if isinstance(error, ZigguratError) else _unexpected(error)).to_json()
         try:
             # A rank that failed answers too: otherwise the others would wait for it.
@@ -115,6 +117,7 @@ class Agreement:
         for rank, reply in enumerate(replies):
             if "error" in reply:
                 error = error_from_json(reply["error"])
+                # The rank in front: many ranks print the same error, and only one has its traceback.
                 error.where = f"rank {rank}: {error.where}"
                 raise error
         return [reply["value"] for reply in replies if "value" in reply]
@@ -148,6 +151,7 @@ class Agreement:
 
 def all_gather_bytes(mine: bytes, *, group: dist.ProcessGroup) -> list[bytes]:
     """Return the bytes of every rank of a gloo group, in rank order; collective. They travel padded to the longest."""
+    # `frombuffer` refuses an empty buffer.
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
     # Lengths first: nobody knows how much the others have to say.
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
@@ -187,6 +191,7 @@ def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratEr
     agreement = Agreement(patience_s=60.0)
     first = agreement.on_first(lambda: {name: value[:_MAX_VALUE] for name, value in facts.items()})
     mine = {name: value[:_MAX_VALUE] for name, value in facts.items()}
+    # Rank 0's in front, so that ranks name the same facts first.
     names = [name for name in dict.fromkeys([*first, *mine]) if first.get(name) != mine.get(name)]
     replies = agreement.gather((len(names), {name: mine.get(name) for name in names[:_MAX_DIFFERENCES]}))
     agreement.close()

@@ -60,6 +60,7 @@ def communicating(what: str) -> Iterator[None]:
     """
     try:
         yield
+    # Raised inside already, with a place that is nearer to the cause.
     except TopologyError:
         raise
     except RuntimeError as error:
@@ -108,6 +109,7 @@ def silent_ranks() -> list[int]:
     # The store may live on the very rank that stands still, and has no time limit of its own for a question.
     asking = threading.Thread(target=lambda: found.extend(_ask()), daemon=True)
     asking.start()
+    # Longer than the question takes when the store answers; the thread is left alone if it does not.
     asking.join(2 * _ASKING_S)
     return list(found)
 
@@ -116,6 +118,7 @@ def _ask() -> list[int]:
     try:
         store = dist.distributed_c10d._get_default_store()
         key = "ziggurat/noticed/{}".format
+        # So that the others do not take this rank for a silent one.
         store.set(key(dist.get_rank()), "yes")
         silent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
         deadline = time.monotonic() + _ASKING_S
@@ -147,11 +150,13 @@ def end_process(status: int, *, after: BaseException) -> None:
     What still writes (a checkpoint) may finish within a minute, unless the error says that another rank is gone.
     """
     deadline = time.monotonic() + (_PATIENCE_S if isinstance(after, TopologyError) else _WRITING_S)
+    # Threads that are no daemons may be writing a checkpoint; all of them share one deadline.
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
     sys.stdout.flush()
     sys.stderr.flush()
+    # Not `sys.exit`: handlers at exit may wait for ranks that are gone.
     os._exit(status)
 
 

@@ -64,6 +64,7 @@ def communication_device(group: dist.ProcessGroup | None = None) -> torch.device
 def time_limit_s(group: dist.ProcessGroup | None = None) -> float:
     """Return how long ranks of a process group (None: of the job) wait for another, on the host if they meet there."""
     group = group or dist.distributed_c10d._get_default_group()
+    # A job may have both gloo and NCCL: gloo's limit is the one that ranks were given.
     device = _CPU if _CPU in group._device_types else group._device_types[0]
     return group._get_backend(device).options._timeout.total_seconds()
 
@@ -78,8 +79,10 @@ def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGrou
     Raises:
         ConfigError: their order is not that of the launcher, and this torch sorts them (2.11 does).
     """
+    # New groups would have torch's own limit, not that of the job.
     timeout = timedelta(seconds=time_limit_s())
     on_gpu = has_nccl() and "nccl" in (backend or "nccl")
+    # Named, so that NCCL makes its communicator now and not at the first message.
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
     made = dist.new_group(
         list(members), timeout=timeout, backend=backend or None, device_id=device, **_in_this_order(members)
@@ -157,11 +160,15 @@ def let_gloo_speak_first(group: dist.ProcessGroup) -> None:
 def host_number(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
     """A number for the host of this rank, the same for all its ranks."""
     if hosts:
+        # −1: too short a list, which is refused once all ranks have told theirs.
         return hosts[rank] if rank < len(hosts) else -1
     if ranks_per_host:
         return rank // ranks_per_host
+    # torchrun's number of the host, also where two hosts have one name.
     agent = os.environ.get("GROUP_RANK")
     if agent is None and "LOCAL_WORLD_SIZE" in os.environ:
         return rank // int(os.environ["LOCAL_WORLD_SIZE"])
+    # Host names as numbers, since a tensor carries them.
     digest = hashlib.sha256(f"{socket.gethostname()}/{agent or 0}".encode()).digest()
+    # 56 bits: a positive number in int64.
     return int.from_bytes(digest[:7], "little")

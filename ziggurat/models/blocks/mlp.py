@@ -147,6 +147,7 @@ class MLP(nn.Module):
             if len(self.norms):
                 hidden_BH = self.norms[index](hidden_BH)
             if self.config.activation is Activation.RELU:
+                # In one pass and in place: the linear map's output is nobody else's.
                 hidden_BH = relu_dropout_(hidden_BH, p=self.config.dropout, training=self.training)
             else:
                 hidden_BH = activate(hidden_BH, self.config.activation)

@@ -146,6 +146,7 @@ class MLPOverArch(OverArch):
 
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
         """The vector, and its share of the hidden layer."""
+        # The first layer is linear in its parts, so each side computes its share once, not once a pair.
         return torch.cat([users_BD, self.of_user(users_BD)], dim=1).float()
 
     def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
@@ -214,11 +215,13 @@ class MixtureOfLogits(OverArch):
         dim = self.dim
         each = self.config.component_dim
         products_BK = self.arithmetic.matmul(items_BKX[:, :, :dim], users_BU[:, :dim].unsqueeze(2)).squeeze(2)
+        # Between the vector in front and the gate's share at the end.
         user_BDI = users_BU[:, dim:-pairs].view(size, num_user, each).transpose(1, 2)
         item_BJD = items_BKX[:, :, dim:-pairs].reshape(size, num_items * num_item, each)
         logits_BKP = self.arithmetic.matmul(item_BJD, user_BDI).view(size, num_items, pairs)
         hidden_BKH = F.silu(self.arithmetic.linear(logits_BKP, weights["in.weight"], weights["in.bias"]))
         gate_BKP = self.arithmetic.linear(hidden_BKH, weights["out.weight"], weights["out.bias"])
+        # The gate of a pair: what both sides say by themselves, and a network of their products.
         gate_BKP = gate_BKP + users_BU[:, None, -pairs:] * items_BKX[:, :, -pairs:]
         return products_BK + weights["amount"] * (gate_BKP.softmax(dim=2) * logits_BKP).sum(dim=2)
 
@@ -247,5 +250,6 @@ def found_softmax(
     was_found = (is_own & allowed).any(dim=2)
     # Where nothing was found the sum is minus infinity, whose gradient is NaN.
     total = torch.where(was_found.unsqueeze(2), masked, 0.0).logsumexp(dim=2)
+    # One candidate at most is the sample's own, so the sum is its score.
     own = torch.where(is_own, scores, 0.0).sum(dim=2)
     return torch.where(was_found, total - own, 0.0)

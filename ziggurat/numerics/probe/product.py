@@ -54,6 +54,7 @@ class ProductStatistics:
     gradient: Moments = field(init=False)
 
     def __post_init__(self) -> None:
+        # Of the columns of the product, which are those of the right operand.
         self.gradient = Moments(self.right_shape[-1])
 
     @classmethod
@@ -91,6 +92,7 @@ class ProductStatistics:
 
     def fits(self, left: Tensor, right: Tensor) -> bool:
         """Return whether operands have the widths that the statistics are of."""
+        # Distributions of activations are by the column that a product sums over, so the right operand is turned.
         return _fits(self.left, left) and _fits(self.right, right.mT if isinstance(self.right, Moments) else right)
 
     def update(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> None:
@@ -144,6 +146,7 @@ class ProductStatistics:
     def _num_rows(self) -> int:
         if isinstance(self.left, MatrixNormal):
             return self.left_shape[-2]
+        # Errors need a sample of rows, not a full batch.
         return min(self.left_shape[-2], MAX_SAMPLED_ROWS)
 
     def _left(self, generator: torch.Generator, index: int) -> Float[Tensor, "m k"]:

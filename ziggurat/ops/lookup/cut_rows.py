@@ -95,9 +95,11 @@ def rows_of_tables(
     rows, order = torch.sort(gradient.rows.masked_fill(gradient.rows == 0, last))  # what is no row comes last
     found = []
     for (first, num_rows), count in zip(tables, most, strict=True):
+        # A count that stays on the device.
         begin = (rows < first).sum()
         # As many places as lookups: the host does not know how many of them are distinct.
         places = (begin + torch.arange(count, device=device)).clamp(max=max(num - 1, 0))
+        # Places beyond the table's rows belong to the next table, or to nobody.
         is_mine = (rows[places] < first + num_rows) & (begin + torch.arange(count, device=device) < num)
         sums = torch.where(is_mine.unsqueeze(1), gradient.sums[order[places]], 0.0)
         # The padding row takes what is left over: its zeros change nothing, however often they are added.
@@ -128,6 +130,7 @@ def cut_rows(
         grad = grad * scale
     if decayed is not None:
         grad = grad + decayed(rows + first_row)
+    # Σ g² after scale and decay, which the rule sees as one gradient.
     return CutRows(rows, grad, grad.square().sum(dim=1))
 
 

@@ -142,6 +142,7 @@ class RowFile:
 
     def _forget(self) -> None:
         if not self.is_direct:
+            # The kernel would keep what was read, and a table on disk is to take no more memory than its cache.
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _error(self, error: OSError, what: str) -> FileError:

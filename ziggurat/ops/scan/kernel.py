@@ -124,6 +124,7 @@ def scan_clusters(
         )
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
     kept: list[object] = []  # what the pointers lead to
+    # The library reads one number for all, or an array where there is an address.
     if isinstance(probes, Tensor):
         each_probes = probes.to(torch.int64).contiguous()
         kept.append(each_probes)
@@ -211,6 +212,7 @@ def scan_tables(
     library = library_for(queries, _LIBRARY)
     if library is None or not num:
         return _each_table(tables, queries, k=k, numbers=numbers, candidates=candidates)
+    # Of structs that the tables keep; the caller holds the tables until the search is over.
     pointers = (c_void_p * num)(*[each.address for each in tables])
     names = (c_void_p * num)(*[each.data_ptr() for each in numbers])
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
@@ -230,7 +232,9 @@ def _each_table(
         _refuse_not_finite(queries)
     found = empty_found(queries, k)
     for i, (table, own_numbers) in enumerate(zip(tables, numbers, strict=True)):
+        # One row of queries: the table is the query's own.
         own = scan_rows(table, queries[i : i + 1], k=k, rows=[None], candidates=candidates)
+        # −1 stands behind the last row that was found, and is the number of none.
         is_found = own.positions[0] >= 0
         found.scores[i] = own.scores[0]
         found.positions[i, is_found] = own_numbers[own.positions[0, is_found]]
@@ -283,6 +287,7 @@ def scan_kernel() -> str:
 
 
 def _takes_triton(queries: Tensor) -> bool:
+    # Launches of ours are no part of a compiled graph.
     is_cuda = queries.device.type == "cuda" and not torch.compiler.is_compiling()
     return is_cuda and not why_not_triton(queries)
 

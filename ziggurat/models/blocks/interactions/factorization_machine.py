@@ -111,6 +111,7 @@ class AttentiveFactorizationMachine(DenseProducts):
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products with the sample's own Y."""
         projection_BFr = self.attention(self.compress(fields_BFD).flatten(1)).unflatten(1, (self.num_fields, self.rank))
+        # From right to left here as well: no n × n products.
         return self.arithmetic.matmul(fields_BFD, self.arithmetic.matmul(fields_BFD.mT, projection_BFr))
 
 

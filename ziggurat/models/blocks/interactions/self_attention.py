@@ -110,6 +110,7 @@ class SelfAttention(DenseProducts):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F A"]:
         """Mix of the values of all fields."""
+        # (B, n, A) to (B, H, n, A / H).
         query_BhFa, key_BhFa, value_BhFa = (
             each(fields_BFD).unflatten(2, (self.config.num_heads, -1)).transpose(1, 2)
             for each in (self.query, self.key, self.value)
@@ -119,6 +120,7 @@ class SelfAttention(DenseProducts):
             query_BhFa = query_BhFa * (self.config.dim // self.config.num_heads) ** -0.5
         weights_BhFF = self.arithmetic.matmul(query_BhFa, key_BhFa.mT).softmax(dim=3)
         weights_BhFF = dropout(weights_BhFF, p=self.config.dropout, training=self.training)
+        # Heads side by side again: (B, n, A).
         return self.arithmetic.matmul(weights_BhFF, value_BhFa).transpose(1, 2).flatten(2)
 
 
