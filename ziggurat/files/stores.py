@@ -68,6 +68,7 @@ class StoreFile:
     """
 
     url: str
+    # No part of equality: the same object is one file, with a copy or without.
     copies: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -146,6 +147,7 @@ class StoreFile:
             what = f"{self.url} {reader.version.num_bytes} {reader.version.tag}"
             digest = hashlib.sha256(what.encode()).hexdigest()[:16]
             path = Path(self.copies).expanduser() / f"{digest}_{self.name}"
+            # The size is compared as well: a copy that was cut short later is made anew.
             if path.exists() and path.stat().st_size == reader.version.num_bytes:
                 return path
             with replacing(path) as temporary, temporary.open("wb") as file:
@@ -211,6 +213,7 @@ def files_at(url: str, *, is_wanted: Callable[[str], bool], copies: str = "") ->
         if kind == fs.FileType.File:
             return [file(whole)]
         return [file(each) for each in listed(whole, recursive=False) if is_wanted(PurePosixPath(each).name)]
+    # The deepest folder before the first sign of a glob: all that matches lies below it.
     folder = key[: key.rfind("/", 0, match.start()) + 1]
     pattern = _glob_expression(key)
     # Only a pattern that reaches below this folder needs the whole tree listed.
@@ -233,6 +236,7 @@ def read_object(url: str, *, max_bytes: int) -> tuple[bytes, int]:
 def local_path(url: str) -> str:
     """The path that a `file://` URL names; other texts as they are."""
     parts = urlsplit(url)
+    # `file:data.csv` may be the name of a file: only two slashes make it a URL.
     return unquote(parts.path) if parts.scheme.lower() == "file" and url[4:7] == "://" else url
 
 
@@ -289,6 +293,7 @@ def _opened(url: str) -> _Opened:
                 "make a new key: this one stands in the history of your shell",
             ),
         )
+    # Read at each call: the functions below are remembered by their arguments.
     environment = tuple(os.environ.get(name, "") for name in _ENVIRONMENT)
     # The environment is part of the key: a program may set other credentials between two reads.
     return _made(parts.scheme, authority, parts.query, environment)
@@ -321,6 +326,7 @@ def _s3(bucket: str, options: Mapping[str, str], environment: Mapping[str, str])
     if not endpoint and not region:
         region = asked(lambda: fs.resolve_s3_region(bucket), where=f"s3://{bucket}", what="find the bucket's region")
     return fs.S3FileSystem(
+        # S3's own address is what no override means.
         endpoint_override=endpoint.split("://", 1)[-1] or None,
         region=region or None,
         scheme=scheme,
@@ -385,6 +391,7 @@ def _open(filesystem: fs.FileSystem, key: str) -> tuple[Opened, Version]:
     facts = {_text(name).lower(): _text(value) for name, value in (file.metadata() or {}).items()}
     tag = "; ".join(facts[name] for name in ("etag", "generation", "versionid", "last-modified") if name in facts)
     if not tag:
+        # Stores that give no tag still say when an object was written.
         tag = str(filesystem.get_file_info(key).mtime_ns or "")
     return file, version_of(file.size(), tag=tag, etag=facts.get("etag", ""))
 
@@ -402,7 +409,9 @@ def _glob_expression(pattern: str) -> re.Pattern[str]:
         elif part in ("*", "?"):
             expression += "[^/]*" if part == "*" else "[^/]"
         elif part.startswith("[") and part.endswith("]"):
+            # Globs negate by "!", and expressions by "^".
             expression += "[^" + part[2:] if part.startswith("[!") else part
         else:
+            # Everything else stands for itself.
             expression += re.escape(part)
     return re.compile(expression)

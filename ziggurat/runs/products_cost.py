@@ -59,6 +59,7 @@ PRODUCTS_COST = Format(name="ziggurat.products_cost", what="a report on a run wi
 BATCH_SIZES = (1, 16, 64)
 _SCORED_ROWS = 4096
 _TURNS = 25
+# A turn is at least this long, so that the clock's own steps do not count.
 _TURN_S = 0.004
 
 
@@ -230,13 +231,16 @@ def quantise_products(
     progress = progress or NoProgress()
     format = packed_format(config.format, where="products to pack")
     source = RunFolder(Path(folder))
+    # Before the run is loaded, which takes a while.
     refuse_packing(source, read_products(source), precision=None, products=format, ranks=None, device=Device.CPU)
     run = load_run(folder, step=config.step, models=models, device=Device.CPU)
     if out is not None:
         refuse_output(run, out)
     progress.begin("the run", total=None)
+    # In FP32, before the network is changed in place.
     before = scored_rows(run.model, _batches(run, config))
     further = _ranking_metrics(run, config)
+    # 4 bytes of FP32 a weight.
     dense_bytes = 4 * num_parameters(run.model).dense
     progress.end()
     tuned = fine_tune(run, format, config=config, progress=progress) if config.epochs else ""
@@ -312,6 +316,7 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
         epochs=config.epochs,
         max_steps=0,
         learning_rate=learning_rate,
+        # A rate of 0 keeps the tables as they are.
         table_learning_rate=0.0,
         precision=precision,
         dispatch="",
@@ -322,7 +327,9 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
             run.model,
             config=settings,
             train=run.own_rows("train"),
+            # Validation chooses the weights, as in the run itself.
             valid=run.own_rows("valid"),
+            # Nothing of this training is kept but the weights in the model.
             folder=folder,
             progress=progress,
         )
@@ -339,6 +346,7 @@ def fine_tune(run: Run, format: BlockFormat, *, config: ProductsConfig, progress
                     "leave --epochs out: a direct cast",
                 ),
             ) from problem
+    # Training left it in its own mode, and scores are those of evaluation.
     run.model.eval()
     return f"trained on in {precision} for {fit.steps:,} steps, learning rate {learning_rate:g}, tables as they were"
 
@@ -372,6 +380,7 @@ def scoring_times(model: Model, batch: Batch, *, sizes: Sequence[int] = BATCH_SI
         seconds = _seconds(model, rows, repeats=2)  # the first of these also warms up
         repeats = max(1, math.ceil(_TURN_S / max(seconds, 1e-6)))
         work = [functools.partial(one, model, rows, repeats) for one in (_native_seconds, _packed_seconds)]
+        # In turns, so that a machine that gets slower meanwhile slows both.
         fp32, packed = seconds_in_turns(work, turns=_TURNS)
         found[size] = TimeCost(
             fp32_ms=1e3 * statistics.median(fp32),
@@ -394,6 +403,7 @@ def _packed_seconds(model: Model, batch: Batch, repeats: int, turn: int) -> floa
 
 @torch.no_grad()
 def _seconds(model: Model, batch: Batch, *, repeats: int) -> float:
+    # Once before the clock starts.
     model(batch)  # whose arithmetic was exchanged just now
     begin = time.perf_counter()
     for _ in range(repeats):

@@ -58,6 +58,7 @@ def frame_of(
     missing = MissingValues.of(schema.missing_texts)
     for feature in schema.features:
         name = column_of(feature)
+        # Several features may read one column, and the first of them decides how.
         if name not in columns:
             given = [row.get(name) for row in rows]
             given = [None if missing.has(each) else each for each in given]
@@ -83,6 +84,7 @@ def placed_in_request(place: Callable[[int, str], str]) -> Iterator[None]:
     try:
         yield
     except (DataError, BoundsError) as error:
+        # Rows of the frame are requests or items, which `place` can name.
         bad = BadRow.of(error)
         if bad is None:
             raise
@@ -140,6 +142,7 @@ def _written_number(text: str, *, column: str, written: WrittenNumbers) -> float
     """Return the number that a text means by some marks; a text without any digit is left to who reads the column."""
     if not any(each.isdigit() for each in text):
         return text
+    # More digits than that are no number that anybody means, and cost time to read.
     number = _cast(text[:400], written)
     if number is None:
         others = other_numbers(text[:400], present=written)[:2]
@@ -178,6 +181,7 @@ def series_of(
     if dtype.is_numeric():
         rows = ({name: value} for value in values)
         marks = WrittenColumns(files=written)
+        # One row for each cell, so that a catalogue reads texts as a request does.
         values = [in_plain_numbers(row, columns=(name,), written=marks)[name] for row in rows]
     cells = [_cell(value, dtype, name) for value in values]
     try:
@@ -191,6 +195,7 @@ def _cell(value: object, dtype: pl.DataType, column: str) -> object:
         return None
     if dtype == pl.String:
         return _id(value, column)
+    # Before the casts below, to which a truth is a number.
     if dtype == pl.Boolean and not isinstance(value, bool):
         raise _wrong("true or false", value, column)
     if dtype.is_float():
@@ -254,6 +259,7 @@ def canonical_id(value: object, *, column: str = "id") -> str | None:
         whole = text[:-2]
         if whole == "-0":
             return "0"
+        # Two signs are no number, so this is a text that happens to end in ".0".
         return whole if whole.count("-") <= 1 else text
     return text or None
 
@@ -301,6 +307,7 @@ class ColumnReader:
                 where=f"request, column {self.column!r}",
                 ways_out=("send dates, like 2024-05-31 12:00:00", *counted) if unit == "microseconds" else counted,
             )
+        # Other lists of times, such as when it is asked, need no order.
         if feature == HISTORY_TIMES and len(earlier := np.flatnonzero(known[1:] < known[:-1])):
             at = int(earlier[0])
             raise RequestError(
@@ -318,6 +325,7 @@ class ColumnReader:
         dates: dict[int, int | None] = {}
         if texts:
             read = microseconds_of_dates(pl.Series(list(texts.values()), dtype=pl.String), order=date_order)
+            # Texts that are no date may still be whole numbers.
             dates = {at: found for at, found in zip(texts, read.to_list(), strict=True) if found is not None}
         times: list[int | None] = []
         for at, each in enumerate(values):
@@ -330,6 +338,7 @@ class ColumnReader:
                 if at not in texts:
                     raise
                 expected = "a time as a whole number, or a date like 2024-05-31 12:00:00 or 31.05.2024 12:00"
+                # Only of a text that is neither: another value is refused in words of numbers.
                 raise _wrong(expected, each, self.column) from problem
         return times
 
@@ -359,6 +368,7 @@ def number_of(value: object, *, column: str) -> float | None:
         return None
     if isinstance(value, bool | int | float | Decimal):
         try:
+            # Python's whole numbers have no bound, and floats have one.
             return float(value)
         except OverflowError:
             raise _wrong("a number within ±3.4e38", value, column) from None
@@ -400,7 +410,9 @@ def _id(value: object, column: str) -> str | None:
             return None
         if math.isinf(value):
             raise _wrong("an id", value, column)
+        # From 2^63 on a whole number is written with its exponent, as in files.
         return str(int(value)) if value.is_integer() and abs(value) < 2.0**63 else repr(value)
+    # A moment is a date in Python, too, and its text would have a time in it.
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -143,6 +143,7 @@ def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
     array = _one_array(table.column(name))
     nested = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     same = _same_type(array.type, kind)
+    # Nulls of elements are no nulls of the list, and are counted apart.
     nulls = array.null_count + (array.flatten().null_count if same and nested else 0)
     if not same or nulls:
         raise DataError(
@@ -177,6 +178,7 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
     num_jagged = len(inputs.jagged) + len(inputs.moments)
     entries = [
         ("row", "i8"),
+        # Zero entries of a field take no room, and its column need not be asked for anywhere.
         ("group", "i8", (1 if inputs.has_groups else 0,)),
         ("starts", "i8", (num_jagged,)),
         ("lengths", "i4", (num_jagged,)),
@@ -248,6 +250,7 @@ def write_records(
     for index, spec in enumerate((*inputs.jagged, *inputs.moments)):
         array = _one_array(table.column(spec.name))
         values, starts, lengths = halves_of(array)
+        # `starts` counts from the front of the values that the slice shares with its table.
         first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
         # A slice of a table keeps the values of all its rows: only those of these lists are taken.
         values = values[first:last]
@@ -258,9 +261,11 @@ def write_records(
             values = gather_segments(values, starts, lengths)
             # Gathered, the lists stand one after the other, in the order of `keep`.
             starts = np.cumsum(lengths) - lengths
+        # Where the lists of this feature begin in the array of all lists.
         target["starts"][:, index] = starts + start
         target["lengths"][:, index] = lengths
         chunks.append(values)
+        # The next feature's values lie behind these.
         start += len(values)
     return chunks
 
@@ -293,6 +298,7 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     for spec in inputs.extras if records["extras"].shape[1] else ():
         width = max(spec.dim, 1)
         extra = _copied(records["extras"][:, first : first + width])
+        # A number has no second axis in a batch.
         extras[spec.name] = extra if spec.dim else extra.view(-1)
         first += width
     num_jagged = len(inputs.jagged)
@@ -321,8 +327,11 @@ def halves_of(array: pa.Array) -> tuple[Int32[np.ndarray, " V"], Int64[np.ndarra
     """
     offsets, values = (each.to_numpy(zero_copy_only=True) for each in (array.offsets, array.values))
     is_view = pa.types.is_list_view(array.type)
+    # A view of lists has their sizes; plain lists have their ends, whose differences these are.
     sizes = array.sizes.to_numpy(zero_copy_only=True) if is_view else np.diff(offsets)
+    # Widened before it is doubled: 32 bits may not hold twice an offset.
     begins = (offsets if is_view else offsets[:-1]).astype(np.int64)
+    # Two halves for each value: begins and lengths double with them.
     return (values.view(np.int32), 2 * begins, 2 * sizes) if values.dtype == np.int64 else (values, begins, sizes)
 
 
@@ -330,6 +339,7 @@ def moments_of_halves(halves: JaggedRows) -> SequenceGroup:
     """Moments from the halves that they were kept in."""
     # Gathering widened each half to 64 bits; narrowed again, two of them side by side are one moment.
     times = np.ascontiguousarray(halves.values.numpy().astype(np.int32)).view(np.int64)
+    # Offsets counted halves.
     return moments_group(torch.from_numpy(times), halves.offsets // 2)
 
 
@@ -352,6 +362,7 @@ def rows_of_halves(lists: JaggedRows, inputs: InputSpec, jagged: Sequence[int]) 
     lengths = lists.offsets.diff().view(len(wide), size).clone()
     for index, is_wide in enumerate(wide):
         part = values[ends[index] : ends[index + 1]] if size else values
+        # Gathering widened each half to 64 bits; narrowed again, two side by side are one number.
         parts.append(np.ascontiguousarray(part.astype(np.int32)).view(np.int64) if is_wide else part)
         # Lengths counted halves of numbers.
         lengths[index] //= 2 if is_wide else 1
@@ -373,6 +384,7 @@ def _jagged_rows(records: np.ndarray, values: np.ndarray, *, lists: slice) -> Ja
 
 
 def _copied(array: np.ndarray) -> Tensor:
+    # In C order, since a column of records is a view with the stride of a record.
     return torch.from_numpy(np.array(array, order="C"))
 
 

@@ -159,6 +159,7 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
     _refuse_no_files(config)
     source = RawSource(config.train, format=config.format, text=config.text)
     target = folder / f"events_{_fingerprint(config, schema, source)}"
+    # The facts are written last, so that a folder without them is not whole.
     if not (target / _FACTS_FILE).exists():
         bad_rows = BadRows(
             config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
@@ -202,6 +203,7 @@ def _opened(target: Path, config: DataConfig, schema: Schema, *, source: RawSour
     }
     made = replace(config, split=SplitConfig(by=SplitBy.FILES), **files)
     return Sequences(
+        # The samples are Parquet, whatever the events were, and no setting of text holds for them.
         config=replace(made, format=DataConfig().format, separator=""),
         schema=_with_seen(sequence_schema(schema), tuple(facts["seen"]), DateOrder(facts["date_order"])),
         split=facts["split"],
@@ -263,6 +265,7 @@ def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
         fractions = (split.valid_fraction, split.test_fraction)
         parts = by_time(log, fractions=fractions, **windows)
         text = f"by time column {schema.time!r}"
+    # Validation and test may lack samples; without training there is no run.
     if not len(parts[0].targets):
         raise _nothing_to_train(
             log,
@@ -296,6 +299,7 @@ def _candidates(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
 
 def _seen(log: EventLog, firsts: np.ndarray, lasts: np.ndarray) -> list[int]:
     """The earliest and the latest time of training, from where its histories begin and what they lead to."""
+    # Times rise within a user, so the first of a history is the earliest, and the target the latest.
     return [int(log.times[firsts].min()), int(log.times[lasts].max())]
 
 
@@ -318,6 +322,7 @@ def _put_aside(bad_rows: BadRows) -> list[str]:
 
 def _warnings(log: EventLog, parts: tuple[Questions, Questions, Questions], schema: Schema) -> Iterator[str]:
     counts = np.diff(log.bounds())
+    # Of one event nothing comes next.
     if lonely := int((counts == 1).sum()):
         yield f"{lonely:,} of {log.num_users:,} users have one event: nothing can be asked of them"
     train = parts[0]
@@ -372,8 +377,10 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
         last = max(first + 1, int(np.searchsorted(sizes, before + _EVENTS_AT_ONCE, side="right")))
         some = questions.rows(first, last)
         events, offsets = runs(some.begins, some.targets)
+        # The true answer is not there, and a place of the array must be.
         answers = some.targets - 1 if is_open else some.targets  # the last event stands in, and is masked
         found: dict[str, pa.Array] = {
+            # Users are few and their ids long, so each sample holds a number.
             schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[answers].astype(np.int32)), users),
             HISTORY_TIMES: pa.LargeListArray.from_arrays(offsets, pa.array(log.times[events])),
             ASKED_AT: _asked_at(log.times[answers], is_open=is_open),
@@ -403,6 +410,7 @@ def _earlier(item: EventColumn, questions: Questions, *, is_training: bool) -> p
         lists: list[np.ndarray] = [np.empty(0, np.int32)] * len(questions.targets)
     else:
         bounds = zip(questions.firsts.tolist(), questions.begins.tolist(), strict=True)
+        # `unique` of the codes: an item counts once, however often the user had it.
         lists = [np.unique(item.codes[first:begin]) if begin > first else item.codes[:0] for first, begin in bounds]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)])
     codes = np.concatenate([item.codes[:0], *lists])

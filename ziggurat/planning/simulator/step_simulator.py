@@ -106,6 +106,7 @@ class StepSimulator:
 
     def costs(self, *, group_size: int = 0) -> AnalyticCosts:
         """Costs of tables for hops of `group_size` ranks (0: all)."""
+        # With towers the embeddings stay in a group, and only what modules make crosses to others.
         crosses = group_size in (0, self.cluster.world_size) and not self.work.towers
         number = self.settings.between_bytes if crosses else self.settings.in_tower_bytes
         hop = HopSettings(batch_size=self.work.batch_size, group_size=group_size, number_bytes=number)
@@ -160,6 +161,7 @@ def _busiest(loads: Sequence[ShardWork]) -> ShardWork:
 def compute_s(device: Device, part: NetworkWork, *, batch_size: float, settings: StepSettings) -> tuple[float, float]:
     """Seconds of a part of the network, forward and backward."""
     rates = {MatmulFormat.TF32: device.tf32_flop_per_s, MatmulFormat.BF16: device.bf16_flop_per_s}
+    # A format that the device has no rate for runs as FP32.
     rate = (rates.get(settings.matmul) or device.fp32_flop_per_s) * device.matmul_efficiency
     found = []
     # A layer has two products backward, for the gradients of its inputs and of its weights.
@@ -168,6 +170,7 @@ def compute_s(device: Device, part: NetworkWork, *, batch_size: float, settings:
         (part.backward_flop, _PASSES_BACKWARD, 2),
     ):
         moved = part.numbers * passes / device.memory_bytes_per_s
+        # Launches are a floor: a small part of a network takes as long as its kernels take to start.
         found.append(max(batch_size * (flop / rate + moved), part.launches * times * device.launch_s))
     return found[0], found[1]
 
@@ -188,6 +191,7 @@ class _Step:
         self.last: int | None = None  # what everything waits for if nothing overlaps
         self.parts = self.settings.num_parts if self.settings.overlap is not Overlap.NONE else 1
         device = self.cluster.device
+        # Each part of a batch is computed by itself.
         share = self.work.batch_size / self.parts
         self.bottom_s = compute_s(device, self.work.bottom, batch_size=share, settings=self.settings)
         self.top_s = compute_s(device, self.work.top, batch_size=share, settings=self.settings)
@@ -198,6 +202,7 @@ class _Step:
         """Return the tasks in the order of `parallel/pipeline.py`: below the last hop, above it, back."""
         full = self.settings.overlap is Overlap.FULL
         device = self.cluster.device
+        # Where the program does not run ahead, its own time stands in front of the step.
         if device.launch is Launch.INLINE and device.step_s:
             self._compute("rest", device.step_s)
         self._add("ids", self._link(), self._ids_s())
@@ -206,6 +211,7 @@ class _Step:
         last_top = 0
         for hop in hops:
             bottom = [self._compute("bottom network", self.bottom_s[0])] if full else []
+            # Without full overlap the bottom network is computed with the rest, after the hop.
             seconds = self.top_s[0] + (0 if full else self.bottom_s[0])
             forward = self._compute("dense network", seconds + self._unpack_s(), after=(hop, *bottom))
             backward_s = self.top_s[1] + (0 if full else self.bottom_s[1]) + self._pack_s()
@@ -219,6 +225,7 @@ class _Step:
             self._back(hop)
         launches = _OPTIMIZER_LAUNCHES * self.cluster.device.launch_s
         moved = self.work.num_dense_parameters * _OPTIMIZER_BYTES / self.cluster.device.memory_bytes_per_s
+        # Of both sides the slower one: reading weights, or starting kernels.
         self._compute("optimizers", max(moved, launches), after=(reduced,))
         return self.list
 
@@ -250,6 +257,7 @@ class _Step:
             unpack_s = inner_s
         else:
             unpack_s = self._unpack_s()
+        # Only tables with copies on several ranks have gradients to add up.
         if self.load.gathered_inside:
             moved = self.costs.moved_s(inside=self.load.gathered_inside, between=self.load.gathered_between)
             before = self._add("gradients of copies", self._link(), moved / self.parts, after=(before,))
@@ -331,6 +339,7 @@ class _Step:
         a_peer = self.work.batch_size * columns * self.settings.between_bytes
         near = max(1, self.cluster.devices_per_host // self.group_size)  # peers in one host, with itself
         near = min(near, groups)
+        # Itself is among the peers of its host, and gets nothing sent.
         return a_peer * (near - 1), a_peer * (groups - near)
 
     def _peer_hop_s(self, inside: float, between: float, *, num_groups: int) -> float:
@@ -345,6 +354,7 @@ class _Step:
     def _pack_s(self) -> float:
         """Packing what this rank sends in the last hop (forward), or its gradient (backward)."""
         sent = sum(self._peer_bytes()) if self.work.towers else self.load.sent_inside + self.load.sent_between
+        # Half of a pass over the bytes: the other half is the unpacking.
         return self._packing_s(sent / self.parts) / 2
 
     def _unpack_s(self) -> float:
@@ -363,6 +373,7 @@ class _Step:
 
     def _add(self, name: str, resource: Resource, seconds: float, *, after: tuple[int, ...] = ()) -> int:
         if self.settings.overlap is Overlap.NONE and self.last is not None:
+            # As if each task waited for the one before.
             after = (*after, self.last)
         self.list.append(SimulatedTask(name, resource, seconds, after))
         self.last = len(self.list) - 1

@@ -80,6 +80,7 @@ def _is(
     of: tuple[torch.dtype, ...] = (torch.int32, torch.int64),
 ) -> bool:
     """Return whether a tensor is absent, or contiguous and has a length, a type and numbers in bounds."""
+    # Absent is well here: whether a tensor must be there is asked by whoever needs it.
     if tensor is None:
         return True
     if tensor.dim() != 1 or tensor.dtype not in of or not tensor.is_contiguous():
@@ -148,6 +149,7 @@ class AttributeIndex(nn.Module):
             and _is(self.buckets, None, least=0, most=values)
             and _is(self.rows, None if self.rows is None else int(self.offsets[-1]), least=0, most=n - 1, of=_INT32)
             and _is(self.item_offsets, n + 1, least=0, most=0 if entries is None else len(entries), of=_INT32)
+            # The last offset ends the last item, and has to end the codes as well.
             and (self.item_offsets is None or (entries is not None and int(self.item_offsets[-1]) == len(entries)))
             and _is(self.item_codes, n if entries is None else None, of=_INT32)
             and (_is(self.text_offsets, values + 1, least=0) if self.numbers is None else len(self.numbers) == values)
@@ -186,6 +188,7 @@ class AttributeIndex(nn.Module):
         if isinstance(term, Within) and is_all:
             return [ConstantLeaf(True) if self.stored.present < 0 else PlaneLeaf(self.stored.present)]
         if isinstance(term, Within) and self.codes is not None:
+            # A few planes are read faster than a byte of each item.
             if self.has_all_planes and stop - first <= _FEW_PLANES:
                 return [self._plane(code) for code in range(first, stop)]
             return self._bucket_leaves(self.codes, first, stop)
@@ -232,6 +235,7 @@ class AttributeIndex(nn.Module):
         """The codes of one item, ascending."""
         word, bit = divmod(position, 64)
         first = self.stored.first_plane
+        # One bit of each plane of a value.
         bits = (planes[first : first + len(self.planed), word] >> bit) & 1
         found = set(self.planed[bits.bool()].tolist())
         if self.has_all_planes:
@@ -245,6 +249,7 @@ class AttributeIndex(nn.Module):
         elif self.item_codes is not None and self.item_offsets is not None:
             begin, end = self.item_offsets[position : position + 2].tolist()
             found |= set(self.item_codes[begin:end].tolist())
+        # Without lists and codes of items each item has one byte, which is its code.
         elif self.codes is not None and self.is_present(position, planes=planes):
             found.add(int(self.codes[position]))
         return sorted(found)
@@ -306,8 +311,10 @@ class AttributeIndex(nn.Module):
         listed = self._needed("rows")
         offsets = self._host("offsets")
         parts = [listed[int(offsets[first]) : int(offsets[stop])] for first, stop in ranges]
+        # Of several values the items of each are ascending, but not all together.
         if len(parts) == 1 and ranges[0][1] - ranges[0][0] == 1:
             return [ListLeaf(parts[0])]  # of one value they are ascending
+        # Merged, and perhaps with one item for several values: a mask takes no notice.
         rows = torch.cat(parts)
         if len(rows) * _ITEMS_TO_A_LISTED_ONE > self.n:
             return [MaskLeaf(mask_of_rows(rows.long(), n=self.n))]
@@ -322,6 +329,7 @@ class AttributeIndex(nn.Module):
             return 0
         if bound > numbers[-1].item():
             return len(numbers)
+        # In the type of the values, or numpy would convert all of them to another one first.
         return int(np.searchsorted(numbers, numbers.dtype.type(bound), side="left" if side == "left" else "right"))
 
     def _code(self, value: str) -> int | None:
@@ -342,6 +350,7 @@ class AttributeIndex(nn.Module):
         def text_of(code: int) -> bytes:
             return text[offsets[code] : offsets[code + 1]].tobytes()
 
+        # A search over codes that reads texts only where it looks.
         at = bisect.bisect_left(range(self.stored.num_values), wanted, key=text_of)
         return at if at < self.stored.num_values and text_of(at) == wanted else None
 
@@ -350,6 +359,7 @@ class AttributeIndex(nn.Module):
         tensor = getattr(self, name)
         if tensor.device.type == "cpu":
             return tensor.numpy()
+        # Kept, since a copy from the device waits for it.
         if name not in self._copies:
             self._copies[name] = tensor.cpu().numpy()
         return self._copies[name]

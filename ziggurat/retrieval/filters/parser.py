@@ -40,6 +40,7 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\"',:<>=!]+")
 _WORD = re.compile(r"[^\s()\"',][^\s()\",]*")  # an apostrophe may stand within
 _BOUND = re.compile(r"[^\s()\"',.](?:[^\s()\",.]|\.(?!\.))*|\.(?!\.)(?:[^\s()\",.]|\.(?!\.))+")  # stops before ".."
+# Longer ones first: an alternative that matches is taken.
 _COMPARISON = re.compile(r"<=|>=|!=|==|<|>|=")
 _KEYWORDS = ("AND", "OR", "NOT", "IN", "IS")
 
@@ -93,6 +94,7 @@ class _Parser:
 
     def _any(self, depth: int) -> Expression:
         children = [self._all(depth)]
+        # A level of the grammar for each operator is what makes AND bind tighter than OR.
         while self._keyword("OR"):
             children.append(self._all(depth))
         return children[0] if len(children) == 1 else Or(tuple(children))
@@ -116,6 +118,7 @@ class _Parser:
             return inside
         if self._keyword("NOT"):
             return Not(self._one(depth + 1))
+        # Counted here, where each predicate passes once, however deep it stands.
         self._terms += 1
         if self._terms > MOST_TERMS:
             raise self._error(start, f"at most {MOST_TERMS:,} predicates", "one more", _SHORTER)
@@ -124,6 +127,7 @@ class _Parser:
     def _predicate(self) -> Expression:
         attribute = self._attribute()
         if self._take(":"):
+            # year:>=1995 and year >= 1995 are the same, so a comparison may follow the colon.
             comparison = self._comparison()
             return self._range(attribute) if comparison is None else self._compared(attribute, *comparison)
         comparison = self._comparison()
@@ -132,6 +136,7 @@ class _Parser:
         is_negated = self._keyword("NOT")
         if self._keyword("IN"):
             found = self._members(attribute)
+            # NOT IN is the negation of IN, and both have one form behind the parser.
             return Not(found) if is_negated else found
         if not is_negated and self._keyword("IS"):
             is_negated = self._keyword("NOT")
@@ -170,6 +175,7 @@ class _Parser:
             raise self._error(self._at, "'(' after IN", self._rest(), f"write {attribute.name} IN (…, …)")
         members = [self._range(attribute)]
         while self._take(","):
+            # Each value costs as much as a predicate.
             self._terms += 1
             if self._terms > MOST_TERMS:
                 raise self._error(self._at, f"at most {MOST_TERMS:,} values and predicates", "one more", _SHORTER)
@@ -190,6 +196,7 @@ class _Parser:
         has_dots = self._take("..")
         if low is not None and not has_dots:
             return Within(name, *low, self._said(attribute, start))
+        # What follows the dots ends the range, or is its upper end.
         if self._ended or self._text[self._at] in ")," or _is_keyword(_WORD.match(self._text, self._at)):
             if low is None:
                 raise self._error(self._at, "a value before or after '..'", self._rest(), "write 1995..1999, or 1995..")
@@ -206,6 +213,7 @@ class _Parser:
 
     def _compared(self, attribute: Attribute, comparison: str, at: int) -> Expression:
         if comparison in ("=", "==", "!="):
+            # An equality is a range of one value, and a date one of its moments.
             found = self._range(attribute)
             return Not(found) if comparison == "!=" else found
         if not attribute.kind.is_ordered:
@@ -238,6 +246,7 @@ class _Parser:
         parts = []
         at = start + 1
         while at < len(self._text) and self._text[at] != mark:
+            # A backslash is taken away, and the sign behind it stays.
             if self._text[at] == "\\":
                 at += 1
                 if self._text[at : at + 1] not in ('"', "'", "\\"):
@@ -280,6 +289,7 @@ class _Parser:
 
     def _keyword(self, keyword: str) -> bool:
         match = _NAME.match(self._text, self._at)
+        # `name:` is an attribute, whatever its name.
         if match is None or match[0].upper() != keyword or self._text.startswith(":", match.end()):
             return False
         self._advance(match)
@@ -291,6 +301,7 @@ class _Parser:
     def _rest(self) -> str:
         if self._ended:
             return "the end"
+        # A sign that begins no name is shown by itself.
         match = _NAME.match(self._text, self._at)
         return quoted(match[0] if match else self._text[self._at])
 

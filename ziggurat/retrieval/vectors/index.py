@@ -97,6 +97,7 @@ class VectorIndex(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        # Buffers of no row, so that a state can be loaded into them.
         empty = quantize_rows(torch.zeros(0, 1))
         self._set(dict(zip(_ROW_BUFFERS, empty, strict=True)))
         self._set(dict(zip(_CENTROID_BUFFERS, empty, strict=True)))
@@ -127,17 +128,21 @@ class VectorIndex(nn.Module):
             index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors), strict=True)))
             index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(vectors), strict=True)))
             return index
+        # No more clusters than vectors, or some would stay empty.
         num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
         centroids, labels = cluster(vectors, num_clusters=num_clusters, seed=config.seed)
+        # Stable, so that within a cluster vectors keep the order in which they came.
         order = labels.argsort(stable=True)
         spread = spreads(vectors, centroids, labels)
         offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
+        # Behind the leading 0: cluster i has the rows from offsets[i] to offsets[i + 1].
         offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
         kept = vectors[order] if config.kept is not Kept.NONE else vectors[:0]
         index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors, order=order), strict=True)))
         index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(centroids), strict=True)))
         index._set({"offsets": offsets, "centroid_reach": _REACH * spread, "stored_order": order.to(torch.int32)})
         index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0, 0])})
+        # Measured with the finished index, since it is its own searches that are compared.
         if config.first_pass is FirstPass.AUTO:
             percent = measure_candidates(
                 index.search, vectors=vectors, num_clusters=index.num_clusters, seed=config.seed
@@ -230,6 +235,7 @@ class VectorIndex(nn.Module):
                 where="VectorIndex.search",
                 ways_out=('build with VectorIndexConfig(kept="bfloat16"): 2 bytes a number more', "leave rerank out"),
             )
+        # The first pass must find all that is scored again.
         wanted = max(k, rerank)
         least = wanted if least is None else least
         candidates = candidates_for(k, percent=sizes.candidate_percent) if candidates is None else candidates
@@ -250,6 +256,7 @@ class VectorIndex(nn.Module):
         """Find the best k positions among all: with the kept vectors in FP32, else with INT8 rows."""
         check_question(queries, k=k, masks=masks, dim=self.dim, scales=self.scales)
         if not self.has_kept:
+            # All clusters and all bits make the search exact, up to the rounding of rows.
             return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters), candidates=0)
         return exact_search(self.kept, queries, k=k, masks=masks)
 
@@ -284,6 +291,7 @@ class VectorIndex(nn.Module):
 
         Probes that were tuned for some k are the least for more than that.
         """
+        # For a larger k than they were tuned for, tuned probes may be too few.
         if (probes := self.default_probes) and not 0 < self.tuned_k < k:
             return min(probes, max(1, self._tables().num_clusters))
         rows = max(_PROBED_ROWS, len(self) // 64, 32 * k)
@@ -325,6 +333,7 @@ class VectorIndex(nn.Module):
     @property
     def kept_kind(self) -> Kept:
         """The kind of vectors kept beside the INT8 rows."""
+        # An empty index says by the type what it would keep.
         if self.kept.dtype is _KEPT_DTYPES[Kept.NONE] or (len(self) and not self.has_kept):
             return Kept.NONE
         return Kept.FLOAT32 if self.kept.dtype is torch.float32 else Kept.BFLOAT16
@@ -336,6 +345,7 @@ class VectorIndex(nn.Module):
             DataError: there are not as many numbers, one comes twice, or one does not fit into 32 bits.
         """
         check_numbers(numbers, len(self))
+        # In the order of positions, which is not that in which numbers are given.
         self._set({"stored_order": numbers[self.order].to(torch.int32)})
 
     def num_bytes(self) -> int:
@@ -346,6 +356,7 @@ class VectorIndex(nn.Module):
         """The best k of what was found, by products of kept vectors and queries in FP32."""
         # Where nothing was found stands -1: row 0 is read there, and its score becomes −∞ below.
         vectors = self.kept[found.positions.clamp(min=0)].float()
+        # Not a matrix product: each query has rows of its own.
         scores = (vectors * queries.detach().float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
 
@@ -372,6 +383,7 @@ class VectorIndex(nn.Module):
         if queries.device.type != "cuda" or not len(queries) or not len(self) or why_not_triton(queries):
             return False
         is_bound = is_without_wait(len(queries), knows_sizes=masks is None, most=most)
+        # One capture within another is not allowed.
         return is_bound and not torch.cuda.is_current_stream_capturing()
 
     def _graphs(self) -> SearchGraphs:

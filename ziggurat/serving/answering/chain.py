@@ -273,6 +273,7 @@ class Chain:
         of_tasks: list[Tensor | None] = [None] * len(items)
         if self.encoder is not None and self.encoder.tasks:
             for i, mine in enumerate(items):
+                # Of several vectors the mean product is what orders candidates, and what an answer shows.
                 of_tasks[i] = index.vectors_of(mine) @ vectors[i].T
             products = [each.mean(dim=1) for each in of_tasks if each is not None]
         is_whole = effort is not Effort.RETRIEVAL_ONLY
@@ -329,6 +330,7 @@ class Chain:
             for row, place in enumerate(places):
                 numbers = found.items[row * num : (row + 1) * num]
                 scores = found.scores[row * num : (row + 1) * num]
+                # Where fewer pass than are wanted, −1 stands behind them.
                 mine = numbers[numbers >= 0]
                 best = scores[numbers >= 0]
                 if num > 1:
@@ -368,6 +370,7 @@ class Chain:
         """Scores of the tasks, for some items of the catalogue and each user."""
         ranker = self.needed_ranker
         counts = torch.tensor([len(mine) for mine in items])
+        # Users as often as they have items, so that both sides are flat lists of pairs.
         users, numbers = self._users(ranker, questions, self.known.ranker)
         pairs = (numbers.repeat_interleave(counts), torch.cat(list(items)))
         return list(ranker.score_pairs(users, pairs=pairs).split(counts.tolist()))
@@ -423,12 +426,14 @@ class Chain:
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
         """The most frequent items that pass; no model is asked."""
+        # Stable, so that of equally frequent items the earlier one comes first.
         events_of_items = self.needed_catalogue.events
         order = np.argsort(-events_of_items, kind="stable")
         passing = self.needed_index.passing(
             filters=[question.filter for question in questions], exclude=[question.exclude for question in questions]
         )
         found = []
+        # The mask is by item, and has to be brought into the order of frequency.
         for question, mask in zip(questions, passing, strict=True):
             items = torch.from_numpy(order[mask.numpy()[order]][: question.k].astype(np.int64))
             events = torch.from_numpy(events_of_items.astype(np.float64))[items]

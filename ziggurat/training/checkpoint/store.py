@@ -159,6 +159,7 @@ class CheckpointStore:
             if is_async:
                 saving.copy()
         except BaseException:
+            # What was planned may hold a lock on the folder, which the next try needs.
             saving.close()
             raise
         if not is_async:
@@ -173,6 +174,7 @@ class CheckpointStore:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        # Kept by the thread, and raised where somebody can catch it.
         if self._error is not None:
             error = self._error
             self._error = None
@@ -225,11 +227,14 @@ class CheckpointStore:
             skipped.append(self._absent(prefer, candidates))
         for candidate in candidates:
             try:
+                # Names and shapes first: a checkpoint that does not fit is no damaged one, and its files need no
+                # look.
                 reader = self._reader(candidate)
                 check_fit(reader, into=into, match=match, optional=optional, ranks=self._ranks)
                 self._verify(reader)
                 state = self._ranks.agree_on_coordinator(reader.state)
             except DamagedCheckpointError as error:
+                # A step that was asked for by number gives way to no other.
                 if step is not None:
                     raise
                 _log.warning("checkpoint of step %d is damaged and was skipped:\n%s", candidate, error)
@@ -241,7 +246,9 @@ class CheckpointStore:
                 tensors: Mapping[str, Tensor] = fresh_tensors(stored)
             else:
                 tensors = into if not optional else {name: into[name] for name in into if name in stored}
+            # Only now, when all ranks have verified their files: an error before has changed no tensor.
             self._ranks.agree(partial(read_tensors, reader, tensors, name=name_of(reader)))
+            # Its step may be saved again: training goes on from there.
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
         raise CheckpointError(
@@ -306,6 +313,7 @@ class CheckpointStore:
         try:
             saving.write()
             self._replaceable.add(saving.step)
+            # Written anew, a step that was damaged is whole.
             self._damaged.discard(saving.step)
             if self._ranks.is_coordinator:
                 self._prune(saving.step)
@@ -336,6 +344,7 @@ class CheckpointStore:
         return steps
 
     def _require_latest(self, step: int) -> None:
+        # Damaged ones are in nobody's way: they are deleted when the new one is whole.
         later = [other for other in self.steps() if other >= step and other not in self._damaged]
         if not 0 <= step <= retention.MAX_STEP or (later and not (later == [step] and step in self._replaceable)):
             raise CheckpointError(
@@ -393,6 +402,7 @@ class CheckpointStore:
     def _reader(self, step: int) -> CheckpointReader:
         """A reader with a manifest that is intact on every rank."""
         reader = CheckpointReader(retention.step_folder(self.folder, step), step=step)
+        # Read on each rank, so that a file that only one of them cannot see is found by all.
         self._ranks.agree(lambda: reader.manifest.step)
         return reader
 
@@ -401,8 +411,10 @@ class CheckpointStore:
 
         def verify() -> JSON:
             names = list(reader.manifest.files)
+            # Every rank verifies another part, so that each byte is read once.
             reader.verify(names[self._ranks.rank :: self._ranks.world_size])
             return None
 
         self._ranks.agree(verify)
+        # The others have verified the rest, and reading need not do so again.
         reader.trust(reader.manifest.files)

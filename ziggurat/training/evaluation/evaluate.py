@@ -259,6 +259,7 @@ def versus_baseline(
     for other in known:
         half = known.get(from_one(other), math.nan) if is_best_at_one(other) else known[other]
         gain = _gain(other, metrics, baseline)
+        # Written as a negation, because a gain or an error that is NaN is no difference.
         if other == metric or not abs(gain) > half:
             continue
         if gain > 0:
@@ -267,6 +268,7 @@ def versus_baseline(
             worse.append(f"{other} {metrics[other]:.5f} instead of {baseline[other]:.5f}")
         else:
             worse.append(f"{other} {abs(gain):.5f} ± {half:.5f}")
+    # Only beside the same verdict: "better" behind "worse" would read as a contradiction.
     line += f"; better by {', '.join(better)} too" if better and verdict == "better" else ""
     return line + (f"; worse by {', '.join(worse)}" if worse else "")
 
@@ -333,6 +335,7 @@ def gathered_scores_of(
     for batch, scores in scores_of(model, batches, progress=progress):
         rows = batch.row_ids.cpu().numpy()
         if process_group is not None:
+            # NCCL moves tensors of a GPU alone.
             device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
             rows = gather_rows(rows, group=process_group, device=device)
             scores = gather_rows(scores, group=process_group, device=device)
@@ -343,6 +346,7 @@ def scores_of(
     model: Model, batches: Iterable[Batch], *, progress: Progress | None = None
 ) -> Iterator[tuple[Batch, NDArray[np.floating]]]:
     """Yield each `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
+    # A model may have no parameters, and then computes on the CPU.
     device = next(iter(model.parameters()), torch.zeros(())).device
     was_training = model.training
     model.eval()
@@ -350,6 +354,7 @@ def scores_of(
     try:
         for batch in batches:
             with torch.no_grad(), whole_products():
+                # Of a user's module: an exit there would leave other ranks waiting.
                 with refusing_exits():
                     logits_BL = model(batch.to(device))
                 check_logits(logits_BL, model=model, num_samples=batch.batch_size)
@@ -359,6 +364,7 @@ def scores_of(
                 progress.update(done)
             yield batch, scores.cpu().numpy()
     finally:
+        # Also where an error ended it: training may go on.
         model.train(was_training)
 
 
@@ -396,6 +402,7 @@ def evaluate_batches(
     # Samples, and of each feature with one id those whose id is unknown.
     counts = torch.zeros(1 + len(inputs.single), dtype=torch.int64, device=device)
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
+        # Counted on the device, so that nothing waits for it before the end.
         counts[0] += batch.batch_size
         if inputs.single:
             counts[1:] += (batch.single == UNKNOWN_ROW).sum(dim=1).to(device)
@@ -406,6 +413,7 @@ def evaluate_batches(
         with communicating("number of samples of an evaluation"):
             dist.all_reduce(counts, group=process_group)
     num_rows, *num_unknown = counts.tolist()
+    # A feature without unknown ids is left out, so no share is taken of no rows.
     unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
     found = accumulator.compute()
     curves = _curves(accumulator, inputs)
@@ -414,6 +422,7 @@ def evaluate_batches(
         found |= full_ranking.compute(process_group=process_group)
         if error_bar_of:
             half_widths |= full_ranking.half_widths(process_group=process_group)
+    # Of a full ranking the same metric may have its own error, and others were not asked for.
     half_widths = {name: width for name, width in half_widths.items() if name == error_bar_of and math.isfinite(width)}
     parts = () if slices is None else tuple(_slices(accumulator, slices))
     return Evaluation(
@@ -427,6 +436,7 @@ def evaluate_batches(
 
 
 def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Slice]:
+    # Collective, so it is called by all ranks before the first looks at its slices.
     numbers = accumulator.gather(source.numbers())
     for column, value, num_rows, index, own in source.slices():
         metrics = accumulator.compute_where(np.isin(numbers[:, index], own))

@@ -151,6 +151,7 @@ class _Columns:
         keys = [*self.labels.T, *self.scores.T]
         keys += [column for column in (self.weights, self.groups) if column.size]
         places = np.empty(len(self.scores), dtype=np.int64)
+        # The inverse of the sort: the rank of each sample.
         places[np.lexsort(keys)] = np.arange(len(places))
         return places
 
@@ -262,20 +263,25 @@ class MetricAccumulator:
         # Other ranks have no samples, and a function of the user's no known error.
         if not num_rows or name not in names:
             return math.nan
+        # Groups vary together, so they are left out together where an error is estimated.
         unit_N = columns.groups
         if not columns.groups.size or (columns.groups == NO_GROUP).any():
             unit_N = columns.places()
             if columns.groups.size:
+                # A sample without a group stands for itself.
                 unit_N = np.where(columns.groups == NO_GROUP, unit_N, columns.groups)
         share = 1.0
         if num_rows > _MOST_FOR_ERROR:
+            # By a hash of the group, so that whole groups stay, and the same ones on every call.
             kept = mix(~unit_N.astype(np.uint64)) % np.uint64(-(-num_rows // _MOST_FOR_ERROR)) == 0
             share = float(kept.mean())
             columns = columns.where(kept)
             unit_N = unit_N[kept]
         num_blocks = blocks_for(unit_N)
         block_N = blocks_of(unit_N, num=num_blocks)
+        # The jackknife: the metric without each block in turn.
         without_B = np.array([self._one(columns.where(block_N != block), name) for block in range(num_blocks)])
+        # The variance falls with the number of samples, and only a share of them was used.
         return half_width(without_B) * math.sqrt(share)
 
     def _one(self, columns: _Columns, name: str) -> float:
@@ -292,6 +298,7 @@ class MetricAccumulator:
         )
         values = [math.nan] * len(names)
         failed: Exception | SystemExit | None = None
+        # The other ranks have no samples, and wait for the numbers below.
         if self._process_group is None or dist.get_rank(self._process_group) == 0:
             try:
                 values = self._values(columns, names)
@@ -300,6 +307,7 @@ class MetricAccumulator:
                     raise
                 failed = error
         if self._process_group is not None:
+            # One number more says whether the first rank failed, so that all ranks raise together.
             shared = torch.tensor([*values, failed is not None], dtype=torch.float64, device=self._device)
             with communicating("metrics of an evaluation"):
                 dist.broadcast(shared, group=self._process_group, group_src=0)
@@ -355,6 +363,7 @@ class MetricAccumulator:
         return [metric.checked(judged) for metric in metrics]
 
     def _judged(self, columns: _Columns, index: int) -> Judged:
+        # A row whose label is unknown judges nothing, and its group must fall out with it.
         known = ~np.isnan(columns.labels[:, index])
         groups = columns.groups[known] if self.inputs.has_groups else None
         return Judged(self._samples(columns, index), groups, self.ranking_k)
@@ -364,6 +373,7 @@ class MetricAccumulator:
         if self._gathered is None:
             local = _joined(self._pieces, num_labels=len(self.inputs.labels))
             group = self._process_group
+            # Joined once: the next call finds one piece, and copies nothing.
             self._pieces = [local]
             self._gathered = local if group is None else _gathered(local, group=group, device=self._device)
         return self._gathered
@@ -374,6 +384,7 @@ def _joined(pieces: list[_Columns], *, num_labels: int) -> _Columns:
         return pieces[0]
     empty = np.empty((0, num_labels), np.float32)
     nothing = _Columns(scores=empty, labels=empty, weights=np.empty(0, np.float32), groups=np.empty(0, np.int64))
+    # Without a batch there is still the shape that a metric expects.
     pieces = pieces or [nothing]
     return _Columns(
         scores=np.concatenate([piece.scores for piece in pieces]),
@@ -405,6 +416,7 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     counts = [int(size[0]) for size in all_sizes]
     if any(bool(size[1]) for size in all_sizes):
         rows = rows.astype(np.float64)
+    # Known on all ranks alike, so that all of them leave out the collective below.
     if max(counts) == 0:
         return rows
     padded = torch.zeros((max(counts), *rows.shape[1:]), dtype=torch.from_numpy(rows).dtype, device=device)
@@ -413,6 +425,7 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     parts = [torch.empty_like(padded) for _ in counts] if first else None
     with communicating("scores of an evaluation"):
         dist.gather(padded, parts, group=group, group_dst=0)
+    # Only the first rank receives.
     if parts is None:
         return rows[:0]
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).cpu().numpy()

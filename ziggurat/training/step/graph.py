@@ -131,6 +131,7 @@ class StepGraph:
         self._must = choice is StepGraphs.ON
         self._has_room = has_room
         self._longest = 0  # rows of lists of the batches so far
+        # Timed steps come on top: the first ones compile kernels, and say nothing of later ones.
         self._num_first = _FIRST_STEPS + (_TIMED_STEPS if self._is_timed else 0)
         self._seen: dict[Signature, int] = {}
         self._recorded: _Recorded | None = None
@@ -154,6 +155,7 @@ class StepGraph:
         Raises:
             ConfigError: the step cannot be recorded, and the run insists on a graph.
         """
+        # A batch without samples is made by ranks or at the end, and has no shape worth a graph.
         if self.reason or not batch.batch_size:
             return None
         if batch.repeated or batch.sequences:
@@ -162,6 +164,7 @@ class StepGraph:
         signature = _signature(batch, has_room=self._has_room)
         recorded = self._recorded
         if recorded is None:
+            # Until the graph is recorded: its buffers get room by the longest of these.
             self._longest = max(self._longest, batch.jagged.values.numel())
             return self._first(batch, signature)
         if recorded.signature != signature or not recorded.has_room_for(batch):
@@ -171,12 +174,14 @@ class StepGraph:
             try:
                 numbers = recorded.record(self._work)
             except Exception as error:  # a kernel or Python code that cannot be recorded: the step is still to be made
+                # What it left of gradients belongs to no step.
                 self._forget()
                 self._drop(f"the step could not be recorded as a CUDA graph ({type(error).__name__}: {error})", error)
                 return None
             self._mark("recording")
         else:
             self._choose()
+            # The choice may just have dropped the graph.
             if self._recorded is None:
                 return None
             self._mark("graph")
@@ -191,6 +196,7 @@ class StepGraph:
         if count < self._num_first:
             self._mark("eager" if count >= _FIRST_STEPS else "first")
             if not count:
+                # From here on the peak is that of whole steps, without what loading took.
                 torch.cuda.reset_peak_memory_stats(self._device)
             if len(self._seen) > _MOST_SHAPES:
                 self._drop(f"{_MOST_SHAPES} batches had as many shapes: lists have other sizes each time")
@@ -202,6 +208,7 @@ class StepGraph:
         # A graph reads its own buffers, which the next batch is not in yet: rows are sorted inside of the step.
         self._ahead.stop()
         self._ahead.is_within = True
+        # Rounded up, so that the room does not depend on single rows.
         room = -(-int(_ROOM * self._longest) // _ROOM_STEP) * _ROOM_STEP if self._has_room else 0
         self._recorded = _Recorded(batch, signature, room=room, device=self._device)
         self._mark("rehearsal")
@@ -211,7 +218,9 @@ class StepGraph:
         """Say why the GPU has no memory for a graph beside eager steps and evaluations; "" where it has."""
         used = torch.cuda.memory_allocated(self._device)
         step = torch.cuda.max_memory_allocated(self._device) - used
+        # Memory that torch has reserved and does not use is free for it, too.
         free = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device) - used
+        # Twice: a graph keeps its own memory beside that of eager steps.
         if 2 * step <= free:
             return ""
         most = f"{step / 2**30:.1f} GiB that a step takes for a while, and eager steps take them too"
@@ -219,6 +228,7 @@ class StepGraph:
 
     def _mark(self, kind: str) -> None:
         """Note when the device begins a step, until enough steps are timed."""
+        # One mark more than steps: each time lies between two of them.
         if self._is_timed and self._num_graph_marks() <= _TIMED_STEPS:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -229,11 +239,14 @@ class StepGraph:
 
     def _choose(self) -> None:
         """Keep the graph or not, once steps of both kinds have been timed; the host does not wait for it."""
+        # Asked, not waited for: the device may be some steps behind the host.
         if not self._is_timed or self._num_graph_marks() <= _TIMED_STEPS or not self._marks[-1][1].query():
             return
         self._is_timed = False
         pairs = zip(self._marks, self._marks[1:], strict=False)
+        # From the beginning of one step to that of the next: the time of the first.
         times = [(kind, begin.elapsed_time(end)) for (kind, begin), (_, end) in pairs]
+        # The shortest of each kind, as everything that disturbs a step makes it longer.
         eager_ms = min(time_ms for kind, time_ms in times if kind == "eager")
         graph_ms = min(time_ms for kind, time_ms in times if kind == "graph")
         self._marks.clear()
@@ -251,6 +264,7 @@ class StepGraph:
         """
         self.reason = reason
         if self._recorded is not None:
+            # As it was before the graph: eager steps sort the next batch beside them.
             self._ahead.is_on = self._was_ahead
             self._ahead.is_within = False
         self._recorded = None

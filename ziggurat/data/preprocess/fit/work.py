@@ -96,7 +96,9 @@ class Work:
         path = self.target.with_name(f".{self.target.name}.lock")
         while True:
             with writing_to(path, FileError):
+                # A file for the lock alone: the folder of the work may be removed under those who wait.
                 self._lock = path.open("w")
+            # Shared among all who work: only who throws the work away must be alone.
             while not self._locked(fcntl.LOCK_SH):
                 self.wait()
             with contextlib.suppress(FileNotFoundError):  # the last one of others may have taken it away
@@ -109,6 +111,7 @@ class Work:
         """Leave; the last one throws the work away if it is over, failed for good, or nothing was finished."""
         failed = isinstance(error, ZigguratError | OSError)
         nothing = not self._finished()
+        # Nobody else is in it: an exclusive lock is refused while others hold theirs.
         if (self.target.exists() or failed or nothing) and self._locked(fcntl.LOCK_EX):
             self.throw_away()
             with contextlib.suppress(OSError):
@@ -124,6 +127,7 @@ class Work:
         try:
             yield
         finally:
+            # Back to sharing, so that others may come in.
             while not self._locked(fcntl.LOCK_SH):
                 self.wait()
 
@@ -135,6 +139,7 @@ class Work:
         """
         if not self._is_ours():
             self._make_folder()
+        # Another process may have made it meanwhile, and then it is marked.
         if not self._is_ours():
             raise FileError(
                 expected="no folder, or one of unfinished work",
@@ -172,6 +177,7 @@ class Work:
         """Has a process of ours marked the folder; one of a version before had notes only."""
         for path in self.folder.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):
+                # By its beginning: a note may be long, and is not believed here but recognised.
                 if b'"format": "ziggurat.unit"' in path.read_bytes()[:200]:
                     return True
         return False
@@ -217,6 +223,7 @@ class Work:
             make: makes it.
             leaves: the files and folders that it has left, below `folder`, once it is made.
         """
+        # Asked again after each wait, as the process that has the unit may die.
         while (found := self.note(name)) is None:
             with self.claimed(name) as is_mine:
                 # Another process may have finished it between the look above and the claim.
@@ -248,6 +255,7 @@ class Work:
             self._work_off(names, make, leaves)
         else:
             self._work_off_in_threads(names, make, leaves=leaves, threads=threads, tick=tick)
+        # Read back for all, since other processes have made some of them.
         results = []
         for name in names:
             result = self.note(name)
@@ -277,6 +285,7 @@ class Work:
                 while workers:
                     done, workers = wait(workers, timeout=_POLL_S, return_when=FIRST_COMPLETED)
                     for worker in done:
+                        # The first error of a thread ends the others.
                         worker.result()
                     tick()
             except BaseException:
@@ -298,6 +307,7 @@ class Work:
                         result = make(name)
                         self.keep(name, result, left=leaves(name))
                         self._making.discard(name)
+            # Those that another thread makes are not waited for here: that thread will finish them.
             rest = [name for name in rest if self.note(name) is None and name not in self._making]
             if rest and not self.stopped.is_set():
                 self.wait()
@@ -305,6 +315,7 @@ class Work:
     @contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
         """Work on a unit, if nobody else does."""
+        # Others have published the whole work, and its folder is gone or will be.
         if self.target.exists() or not self.folder.exists():
             raise PublishedError
         with writing_to(self.target, FileError):
@@ -322,6 +333,7 @@ class Work:
 
     def keep(self, name: str, result: Note, *, left: Iterable[Path] = ()) -> None:
         """Note that a unit is done, and what its files hold."""
+        # Sorted, so that a note is the same whatever order the file system lists in.
         files = [each for path in left for each in ([path] if path.is_file() else sorted(path.rglob("*")))]
         held = {
             str(path.relative_to(self.folder)): (path.stat().st_size, sha256_of(path))
@@ -336,6 +348,7 @@ class Work:
 
     def _locked(self, kind: int) -> bool:
         try:
+            # Never blocking: who waits says so, and can be told to end.
             fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False

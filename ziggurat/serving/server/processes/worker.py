@@ -135,6 +135,7 @@ class WorkerTask:
 
 def set_threads(config: ServerConfig) -> None:
     """Let this thread compute with as many threads as the settings say."""
+    # Without torch nothing of ours has threads to set, and to import it here would take seconds.
     if "torch" in sys.modules:  # torch keeps the number of threads for each thread that calls it
         sys.modules["torch"].set_num_threads(config.threads_of_worker)
 
@@ -147,6 +148,7 @@ def work(task: WorkerTask, *, control: Control) -> int:
         control: this worker's end of the pair.
     """
     prepare_thread = functools.partial(set_threads, task.config)
+    # Also of this thread, in which the export is loaded and warmed up.
     prepare_thread()
     worker = _Worker(task, control)
     try:
@@ -173,6 +175,7 @@ def work(task: WorkerTask, *, control: Control) -> int:
         error = load_error(problem, export=task.export.source, beside=task.metrics)
         control.send(failed=task.export.of_source(error).to_json())
         return 1
+    # What loading has left is taken away first, or it would be kept for ever.
     gc.collect()
     gc.freeze()  # the export's objects are never garbage: collections need not look at them
     if not control.send(ready=asdict(Loaded.of(app.info))):
@@ -248,10 +251,12 @@ def examples(info: Info) -> list[Request]:
         if "rank" in example:
             found.append(RankRequest.from_json(example["rank"]))
     user = example_of(info.user_columns)
+    # The user of the examples alone, if the export keeps no request.
     if info.can_recommend and not any(isinstance(each, RecommendRequest) for each in found):
         found.append(RecommendRequest(user=user))
     if info.can_rank:
         item = example_of(info.item_columns)
+        # Three sizes, since the cost of ranking is a line over the number of items.
         found += [RankRequest(user=user, items=(item,) * size) for size in (1, 20, 100)]
     return found
 
@@ -296,12 +301,14 @@ class _Worker:
         except BrokenMessageError:
             messages = None
         if messages is None:  # the supervisor has ended
+            # Or the loop would be woken for ever by a socket whose other end is closed.
             asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
             self._drain()
             self._give_up_swaps(_no_supervisor())
             return
         for message in messages:
             number = message.get("number")
+            # Taken out, so that an answer which comes twice finds nobody.
             future = self._pending_swaps.pop(number, None) if isinstance(number, int) else None
             if "drain" in message:
                 self._drain()
@@ -322,6 +329,7 @@ class _Worker:
         """Send a message to the supervisor; what its socket does not take now follows when it does."""
         is_accepted = self.control.send(**message)
         if is_accepted and self.control.has_unsent:
+            # The socket is full: the rest is sent when the loop finds it writable.
             asyncio.get_running_loop().add_writer(self.control.socket.fileno(), self._flush)
         return is_accepted
 
@@ -334,10 +342,12 @@ class _Worker:
             # A computation that hangs must look dead, although this loop still runs.
             if app.engine.computing_s < self.task.config.hang_s and not self.control.has_unsent:
                 self._send(alive=True)
+            # Five times within the silence that is allowed, so that a late one is no death.
             await asyncio.sleep(self.task.config.hang_s / 5)
 
     async def _follow_items(self) -> None:
         while self.live is not None:
+            # In a thread, because a change of many items takes longer than a request may wait.
             await asyncio.to_thread(self.live.keep_up)
             await asyncio.sleep(FOLLOW_S)
 
