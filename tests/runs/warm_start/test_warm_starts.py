@@ -259,6 +259,17 @@ def test_rows_of_other_formats_are_taken(place: Path, weights: str) -> None:
     assert torch.equal(tensors(back, 0)[name][3:], taken_at(first)[name][3:])
 
 
+def test_tables_on_a_disk_are_taken(place: Path) -> None:
+    (place / "disk").mkdir()
+    on_disk = config_of({"tables.disk": str(place / "disk"), "tables.memory": "50%"})
+    name = "model.embeddings.tables.user.weight"
+    first = train_run(config_of(), folder="runs/a", data=events(600))
+    second = train_run(on_disk, folder="runs/b", data=events(600), warm_start=first)
+    assert torch.equal(tensors(second, 0)[name][3:], taken_at(first)[name][3:])
+    back = train_run(config_of(), folder="runs/c", data=events(600), warm_start=second)
+    assert torch.equal(tensors(back, 0)[name][3:], taken_at(second)[name][3:])
+
+
 def growing(num_rows: int) -> zg.Schema:
     table = Table(name="user", encoding=Encoding.GROWING, num_rows=num_rows)
     return dataclasses.replace(SCHEMA, tables=(table,))
