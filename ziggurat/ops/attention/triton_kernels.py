@@ -69,7 +69,7 @@ def _rows_seen(rows, history, context, reach):
     """The interval of columns that each row sees besides itself."""
     shift = tl.maximum(context - 1, 0)
     first = tl.minimum(rows, history) - reach
-    # Rows of the context see the whole history, later ones too; a target's own column is no part of the interval.
+    # Rows of the context see the whole history; a target's own column is no part of the interval.
     high = tl.where(rows < context, history, tl.minimum(rows + 1, history))
     low = tl.where((reach > 0) & (rows >= context) & (first > shift), first, 0)
     return low, high
@@ -636,7 +636,6 @@ def queries_kernel(
                     seen = seen & (at + across < num_keys)[None, :]
                 slopes = tl.where(seen, slopes, 0.0)
             if keys.dtype == tl.float16:
-                # As in queries_kernel: before it is rounded to FP16.
                 slopes *= inverse  # before it is rounded: n times the gradient may be more than FP16 has
             sums = tl.dot(slopes.to(keys.dtype), keys, sums, input_precision=precision)
     # Once a row, where rounding does not force it into the loop.

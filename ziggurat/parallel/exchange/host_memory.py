@@ -100,7 +100,7 @@ class _Control:
     segments: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # C++ takes addresses; the buffer that ctypes holds here keeps the memory from being unmapped.
+        # C++ takes addresses; the arrays below hold the buffer, which keeps the memory from being unmapped.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.used = np.ndarray((1,), np.uint32, self.memory, _USED)
         first_number = self.slot_at(0) + _LINE
