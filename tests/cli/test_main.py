@@ -25,7 +25,7 @@ FROZEN = {
     "demo": {"--out", "--no-ranks", "--serve", "--sequences"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
-        *("--model", "--baseline", "--hook", "--distil", "--teacher"),
+        *("--model", "--baseline", "--hook", "--distil", "--teacher", "--warm-start"),
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT_NAMES),
     },
@@ -34,6 +34,7 @@ FROZEN = {
         *("--settings", "--hook", "--follow"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("epochs", "patience")),
     },
+    "drift": {"--out", "--windows", "--settings"},
     "teacher": {"--out", "--name", "--example", "--vectors", "--watermark", "--bad-rows", "--step", "--model"},
     "prepare": {"--config", "--schema"},
     "evaluate": {
@@ -140,6 +141,7 @@ VERBOSE = {
         "train",
         "stream",
         "teacher",
+        "drift",
         "prepare",
         "evaluate",
         "predict",
