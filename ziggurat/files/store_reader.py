@@ -102,6 +102,7 @@ class TagsOfStore:
 
 def wait_before(attempt: int) -> float:
     """Seconds before an attempt, the second one being number 1."""
+    # The first attempt is not waited for.
     return min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
 
 
@@ -183,11 +184,13 @@ class StoreReader(io.RawIOBase):
         super().__init__()
         self._access = access
         self._in_order = in_order
+        # Opened and looked at in one, so that the version is that of the very file.
         self._file, self.version = asked(access.open, where=access.where, what="open the object")
         self._position = 0
         self._window = b""
         self._window_start = 0
         self._window_bytes = _FIRST_WINDOW_BYTES
+        # A checksum of the store's own, not one for security.
         self._digest = hashlib.md5(usedforsecurity=False)
         self._hashed = 0
         self._unverified = 0
@@ -219,6 +222,7 @@ class StoreReader(io.RawIOBase):
         """Exactly so many bytes, or those to the end."""
         left = max(0, self.version.num_bytes - self._position)
         wanted = left if num_bytes is None or num_bytes < 0 else min(num_bytes, left)
+        # Only what is read in order is read ahead; others jump about.
         data = self._from_window(wanted) if self._in_order else self._fetch(self._position, self._position + wanted)
         self._position += len(data)
         return data
@@ -264,6 +268,7 @@ class StoreReader(io.RawIOBase):
         stop = self._position + wanted
         while position < stop:
             offset = position - self._window_start
+            # Behind a seek the window may lie elsewhere.
             if not 0 <= offset < len(self._window):
                 end = min(position + max(self._window_bytes, stop - position), self.version.num_bytes)
                 self._window = self._fetch(position, end)
@@ -279,6 +284,7 @@ class StoreReader(io.RawIOBase):
         """Bytes from the store, in parts, checked as the module says."""
         places = [(place, min(place + _PART_BYTES, stop)) for place in range(start, stop, _PART_BYTES)]
         if len(places) > 1:
+            # Made once and late: many files are small, and need no threads.
             self._pool = self._pool or ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="store")
             data = b"".join(self._pool.map(lambda place: self._part(*place), places))
         else:
@@ -300,6 +306,7 @@ class StoreReader(io.RawIOBase):
         parts: list[bytes] = []
         position = start
         failures = 0
+        # What a store gives may be shorter than what was asked for.
         while position < stop:
             try:
                 data = bytes(self._file.read_at(stop - position, position))
@@ -331,6 +338,7 @@ class StoreReader(io.RawIOBase):
             "%s: reading broke at byte %d (%s); goes on there, attempt %d", where, position, said, failures + 1
         )
         pause(wait_before(failures))
+        # The old connection may be the fault, so it is not used again.
         self._file, version = asked(self._access.open, where=where, what="open the object")
         self._compare(version)
 
@@ -360,6 +368,7 @@ class StoreReader(io.RawIOBase):
 
 def version_of(num_bytes: int, *, tag: str, etag: str = "") -> Version:
     """A version; an ETag of 32 hex digits is an MD5 until it is found to be none."""
+    # Stores write ETags in quotes.
     plain = etag.strip('"').lower()
     return Version(num_bytes=num_bytes, tag=tag, md5=plain if _MD5.fullmatch(plain) else "")
 
@@ -370,4 +379,5 @@ def _described(version: Version) -> str:
 
 def _said(problem: Exception | str) -> str:
     text = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
+    # In one line, since errors of stores hold whole pages.
     return " ".join(text.split())[:300]

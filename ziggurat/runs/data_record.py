@@ -151,6 +151,7 @@ class DataRecord:
 def files_with_roles(data: DataConfig) -> list[tuple[DataPath, str]]:
     """Every raw file, globs and folders expanded, with its role."""
     by_files = data.split.by is SplitBy.FILES
+    # Without files of their own the rows of one file may be in any split.
     named = {"train": data.train, "valid": data.valid, "test": data.test}
     return [
         (path, name if by_files else _ALL)
@@ -163,8 +164,10 @@ def files_with_roles(data: DataConfig) -> list[tuple[DataPath, str]]:
 def raw_file(path: DataPath, *, role: str = _ALL) -> RawFile:
     """Return the record by which a raw file is recognised."""
     size = path.stat().st_size
+    # The size goes into the digest, since blocks of two files may be the same.
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
+        # The last block begins here, so that the end of the file is in it.
         last = max(0, size - _BLOCK_BYTES)
         # A file that fits one block has all these places at 0: the set leaves one of them.
         for start in sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)}):
@@ -243,6 +246,7 @@ def refuse_other_data(
     if fitted is None or fitted.difference(prepared.preprocessing):
         saved = {"vocabulary": vocabulary} | saved
         given = {"vocabulary": now.vocabulary} | given
+    # What nobody can compare is no difference.
     found = [each for each in differences(saved, given) if not _is_incomparable(each)]
     note = ""
     has_numbers = prepared.inputs.has_number_labels
@@ -250,6 +254,7 @@ def refuse_other_data(
         note = _ROUNDED_ANEW.format(", ".join(sorted(each.setting.split()[1] for each in found)))
         found = []
     if found:
+        # Numbers of ids have changed between versions, which shows in contents alone.
         growing = prepared.inputs.numbered if all(it.setting.endswith(" content") for it in found) else ()
         raise DataError(
             expected="the data that the run was trained on: the same rows in the same order",
@@ -275,6 +280,7 @@ def _is_rounded_anew(record: DataRecord, data: DataConfig, *, has_numbers: bool)
     if record.rounding is Rounding.EXACT or (record.rounding is Rounding.LABELS_IN_32_BITS and not has_numbers):
         return False
     now = [raw_file(path, role=role) for path, role in files_with_roles(data)]
+    # Digests and roles, in the order of the files, wherever they lie.
     return [(file.digest, file.role) for file in record.raw_files] == [(file.digest, file.role) for file in now]
 
 
@@ -392,7 +398,9 @@ def known_files(record: DataRecord | None, paths: Sequence[DataPath]) -> list[Kn
     by_digest = {file.digest: file for file in record.raw_files}
     found: list[KnownFile] = []
     for path in _existing(paths):
+        # Sizes first: most files need not be read.
         file = by_digest.get(raw_file(path).digest) if path.stat().st_size in sizes else None
+        # Test rows are there to be evaluated, so they are no surprise.
         if file is not None and file.role != "test":
             rows = sum(entry.num_rows for entry in record.splits)
             found.append(KnownFile(path=path, role=file.role, trained_rows=record.rows("train"), all_rows=rows))

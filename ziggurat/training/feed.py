@@ -152,6 +152,7 @@ class Feed:
         self._is_checked = False
         self._is_weighted = True  # a batch of this pass had a sample that counts, or nobody can say
         self._waits = False  # this rank's epoch is over, that of another one is not
+        # Asked at the beginning of a run, where a position is that of no step.
         if config.schedule.decay in (Decay.LINEAR, Decay.COSINE) and not self.total_steps(Position()):
             raise ConfigError(
                 expected="max_steps, or training data that knows how many batches an epoch has (__len__)",
@@ -183,11 +184,13 @@ class Feed:
         limit = self._config.max_steps
         steps = epochs * self.steps_per_epoch or limit
         if isinstance(self.source, LoaderSource):  # batches may have had another size, on another number of ranks
+            # Batches of a budget of tokens have no fixed number of rows, so an epoch has no fixed number of steps.
             if self.source.token_budget:
                 return limit
             steps = position.step
             epochs_done = position.epoch - position.window_epoch
             if epochs_done < epochs:
+                # In rows, since a run that was resumed on other ranks has made steps of another size.
                 steps += self.source.loader.num_steps(start_row=self.row_in_epoch(position))
                 steps += (epochs - epochs_done - 1) * self.steps_per_epoch
         return min(steps, limit) if limit else steps
@@ -214,14 +217,17 @@ class Feed:
         upload = Upload(device, is_beside=self._world_size == 1 and growing is None)
 
         def send(fed: Fed, step: int) -> None:
+            # Sent before, or the end of the epoch.
             if fed.landed is not None or fed.given is None:
                 return
             batch = fed.given if negatives is None else negatives.extended(fed.given, step=step)
+            # Ids get their rows for the step that is to come, which is one later than those that were made.
             fed.landed = upload.start(batch if growing is None else growing.admitted(batch, step=step + 1))
 
         def may_make(step: int) -> bool:
             return growing is None and (negatives is None or not negatives.is_due(step))
 
+        # Set only if a resumed rank was at its end while others were not.
         waits = self._waits
         self._waits = False
         # A rank whose epoch is over has no batch of its own: empty ones, until the others are done, too.
@@ -231,10 +237,12 @@ class Feed:
         send(current, step)
         try:
             while current.given is not None:
+                # As many as may be on their way at once, and none behind the end.
                 while len(line) < upload.depth and not (line and line[-1].given is None):
                     line.append(next(taken))
                 step += 1
                 for number, coming in enumerate(line, start=step):
+                    # In order: a batch behind one that has to wait must wait, too.
                     if not may_make(number):
                         break
                     send(coming, number)
@@ -249,6 +257,7 @@ class Feed:
                 send(following, step)
                 current = following
         finally:
+            # Also where the trainer ends early, with batches that were sent.
             upload.close()
 
     def timing(self) -> dict[str, float]:
@@ -284,6 +293,7 @@ class Feed:
             self.balancer.start(current.given)
         while current.given is not None:
             following = next(taken)
+            # Finished before the next is begun, since both are exchanges of all ranks.
             current.given = self.balancer.finish()
             if following.given is not None:
                 self.balancer.start(following.given)
@@ -307,6 +317,7 @@ class Feed:
             )
         if isinstance(self.source, LoaderSource):
             return Fed(batch, self.source.step_rows, state, is_done=batch is None)
+        # Collective, also on a rank that has no batch left.
         said = self._gather(None if batch is None else batch.batch_size)
         sizes = [size for size in said if size is not None]
         given = empty if batch is None and sizes else batch
@@ -369,4 +380,5 @@ class Feed:
             self.source.load_state_dict({"epoch": epoch, "row": self.row_in_epoch(position)})
         elif self._state:
             self.source.load_state_dict(self._state["source"])
+            # Not at the very beginning of an epoch, where every rank has batches again.
             self._waits = self._state["is_done"] and position.step_in_epoch > 0

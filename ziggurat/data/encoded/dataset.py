@@ -122,6 +122,7 @@ class EncodedWriter:
         assert not self._closed
         table = conform(table, self._inputs, where=f"rows {self.num_rows} … of {self.folder}")
         if self._schema is None:
+            # The first table says whether labels come; all others must agree.
             self._schema = table.schema
         if table.schema != self._schema:
             raise DataError(
@@ -139,6 +140,7 @@ class EncodedWriter:
     def _write_pending(self, *, all_rows: bool) -> None:
         rest: list[pa.Table] = []
         for group in row_groups(self._pending, rows_per_group=self._rows_per_group):
+            # A group that is not full waits for more rows, except at the end.
             if all_rows or group.num_rows == self._rows_per_group:
                 self._parts.write(group)
             else:
@@ -153,6 +155,7 @@ class EncodedWriter:
         try:
             self._write_pending(all_rows=True)
             parts = self._parts.close()
+            # Without a table there is nothing to tell by, and labels are taken for granted.
             unlabelled = encoded_schema(self._inputs, with_labels=False).names
             with_labels = self._schema is None or self._schema.names != unlabelled
             write_manifest(self._temporary, parts, inputs=self._inputs, with_labels=with_labels, extra=self._extra)
@@ -183,10 +186,12 @@ def write_manifest(
         extra: plain data to keep in the manifest.
     """
     content = hashlib.sha256()
+    # By row groups, so that the digest does not depend on the files that they lie in.
     for digest in (digest for part in parts for digest in part.digests):
         content.update(bytes.fromhex(digest))
     manifest = {
         "num_rows": sum(sum(part.group_rows) for part in parts),
+        # Sums may wrap: rows are compared by their sum in 64 bits.
         "row_sum": f"{sum(part.row_sum for part in parts) % 2**64:016x}",
         "content": content.hexdigest(),
         "with_labels": with_labels,
@@ -244,6 +249,7 @@ class EncodedDataset:
         """
         table = self._read(index, None)
         if self.inputs.has_sessions:
+            # Lists that were stored once become whole lists again.
             table = self._sound(index, lambda: plain_lists(table, schema=self._schema))
         if table.num_rows != self.group_sizes[index] or not table.schema.equals(self._schema):
             found = f"{table.num_rows} rows of {table.schema.names}"
@@ -260,6 +266,7 @@ class EncodedDataset:
             return self.read_group(index)
         stored = self._read(index, None)
         table = self._sound(index, lambda: shared_lists(stored))
+        # Types differ, as views of lists stand in place of lists: the names must do.
         if table.num_rows != self.group_sizes[index] or table.column_names != self._schema.names:
             found = f"{table.num_rows} rows of {table.column_names}"
             raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, self._where(index))
@@ -273,6 +280,7 @@ class EncodedDataset:
         path, group = self._places[index]
         try:
             return with_wide_labels(self._open.read_row_group(path, group, columns=columns), self.inputs)
+        # A file may vanish after the data set was opened.
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -319,6 +327,7 @@ def _check_file(path: Path, entry: ManifestFile) -> None:
         raise _absent(path)
     size = path.stat().st_size
     if size != entry["bytes"]:
+        # The cheap look before the one that reads.
         raise _damaged(f"{entry['bytes']} bytes", f"{size} bytes", str(path))
     if footer_sha256(path) != entry["footer_sha256"]:
         raise _damaged("a footer that matches the manifest", "another one", str(path))
@@ -352,6 +361,7 @@ class MemoryDataset:
     """
 
     def __init__(self, table: pa.Table, inputs: InputSpec, *, rows_per_group: int = DEFAULT_ROWS_PER_GROUP) -> None:
+        # Rows of a frame of one's own are numbered as they come.
         if ROW_COLUMN not in table.column_names:
             table = table.append_column(ROW_COLUMN, pa.array(range(table.num_rows), type=pa.int64()))
         self.inputs = inputs
@@ -375,6 +385,7 @@ class MemoryDataset:
         """The digest of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
         content = hashlib.sha256()
         for index in range(len(self.group_sizes)):
+            # Group by group, as files are digested.
             content.update(group_digest(self.read_group(index)))
         return content.hexdigest()
 

@@ -103,6 +103,7 @@ class ColumnFacts:
     @property
     def distinct_share(self) -> float:
         """Distinct values over rows with a value, of the file if exact, else of the sample."""
+        # Of an exact count the rows are those of the file, less its nulls.
         rows = self.num_rows * (1 - self.null_share) if self.exact else len(self.present)
         return self.num_distinct / max(rows, 1.0)
 
@@ -173,6 +174,7 @@ def measure(
         marks = series.is_in(pl.Series(MISSING_TEXTS).implode()).fill_null(False)
         missing = tuple(series.filter(marks).unique().sort().to_list())
         series = series.set(marks, None) if missing else series
+        # Its counts took texts such as NULL for values.
         exact = None if missing else exact  # it counted them as values
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
     zones = ZoneSigns()
@@ -207,6 +209,7 @@ def measure(
         date_order=order,
         lacks_zones=zones.are_mixed,
         is_marked=is_marked,
+        # From the column as it was: a date that was parsed would be shown in another form.
         examples=_examples(in_file.filter(series.is_not_null())),
     )
 
@@ -251,6 +254,7 @@ def find_marks_in(frame: pl.DataFrame, *, separator: str) -> MarksFound:
     for series in frame.get_columns():
         if series.dtype == pl.String:
             present = series.drop_nulls()
+            # In small letters, so that "N/A" and "n/a" are one mark.
             columns[series.name] = present.filter(~present.str.strip_chars().str.to_lowercase().is_in(nothing))
     return find_marks(columns, separator=separator)
 
@@ -268,6 +272,7 @@ def numbers_in_text(columns: Sequence[ColumnFacts]) -> list[str]:
         odd = facts.present.str.strip_chars().str.to_lowercase().is_in(pl.Series(NULL_MARKERS).implode())
         texts = facts.present.filter(~odd)
         fractions = texts.str.contains(r"^[+-]?\d*\.\d+$")
+        # By more than half: a few numbers with a point may stand among ids.
         if number(fractions.mean()) > 0.5 and texts.cast(pl.Float64, strict=False).null_count() == 0:
             notes.append(
                 f"{facts.name!r} is a column of text, and all its texts are numbers, such as "
@@ -286,9 +291,11 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
         return Values.TRUTH, series
     if dtype.is_integer():
         integers = series.cast(pl.Int64, strict=False)
+        # A null that the cast has added is a number beyond 64 bits.
         return (Values.WHOLE, integers) if integers.null_count() == series.null_count() else _texts_of_ids(series)
     if isinstance(dtype, pl.Decimal):
         texts = canonical_text(series)
+        # A decimal without places that is longer than a float holds is rather an id.
         if texts is not None and _are_long_ids(texts.drop_nulls()):
             return Values.TEXT, texts
     if dtype.is_float() or isinstance(dtype, pl.Decimal):
@@ -301,6 +308,7 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
     if dtype == pl.String:
         return Values.TEXT, series
     if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        # One unit for all dates.
         return Values.DATES, series.cast(pl.Datetime("us"))
     if isinstance(dtype, pl.Array):
         series = series.arr.to_list()
@@ -338,6 +346,7 @@ def _typed(series: pl.Series, *, written: WrittenNumbers) -> tuple[pl.Series, tu
         return series, ()
     numbers = written.cast(series)
     odd = series.filter(numbers.is_null() & series.is_not_null()).unique()
+    # A few marks of nothing among numbers leave it a column of numbers.
     if len(odd) == 0 or (len(odd) <= 5 and set(odd.str.strip_chars().str.to_lowercase()) <= set(NULL_MARKERS)):
         integers = series.cast(pl.Int64, strict=False)
         exact_integers = integers.null_count() == numbers.null_count()  # beyond 2^53 a float would lose digits
@@ -349,6 +358,7 @@ def _typed(series: pl.Series, *, written: WrittenNumbers) -> tuple[pl.Series, tu
 
 def _as_dates(series: pl.Series) -> tuple[pl.Series | None, DateOrder | None]:
     """Text as dates if every cell reads as one, with what they show about the order of day and month; else None."""
+    # A cheap look at the first cells, which most columns of text do not pass.
     if not look_like_dates(series.drop_nulls().head(50)):
         return None, DateOrder.AUTO
     order = find_order(series)

@@ -83,6 +83,7 @@ class FeatureGuess:
 
 def words(name: str) -> list[str]:
     """The words of a column name, in lower case: userID_v2 → user, id, v2."""
+    # Before a capital behind a small letter, and before the last capital of a run: "userID", "HTTPCode".
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
     return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
 
@@ -96,6 +97,7 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
     left_out = _useless(facts)
     if left_out:
         return FeatureGuess(None, left_out)
+    # Before the rules for whole numbers: no id has marks between its thousands.
     if facts.is_marked and facts.kind in (Values.WHOLE, Values.NUMBERS):
         return _dense(facts, "numbers with marks between thousands or signs around them")
     match facts.kind:
@@ -126,6 +128,7 @@ def _useless(facts: ColumnFacts) -> str:
         return "it is empty"
     if lists or facts.kind is Values.OTHER:
         return ""
+    # With nulls beside it, one value still says whether there is any.
     if facts.num_distinct == 1 and facts.null_share == 0:
         return "it is constant"
     if facts.is_marked or len(facts.present) < MIN_ROWS_FOR_ROW_IDS or facts.kind not in (Values.WHOLE, Values.TEXT):
@@ -163,6 +166,7 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
     """A multi-hot list or a sequence, from a list column or separated text."""
     lengths = lists.list.len().fill_null(0)
     filled = lists.filter((lengths > 1) & lists.is_not_null())
+    # Of lists with two ids and more, as one alone cannot repeat.
     repeats = number((filled.list.n_unique() < filled.list.len()).mean()) if len(filled) else 0.0
     elements = lists.drop_nulls().explode()
     shown = ", ".join(str(element)[:30] for element in elements.drop_nulls().unique(maintain_order=True).head(3))
@@ -179,6 +183,7 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
     if padding:
         filled = f"{facts.name!r}: lists are filled up to {longest} with {padding!r} at their ends, which is no id"
         warnings.append(f'{filled}; padding = "{padding}" in the schema takes it away')
+        # What lists were filled up with would count as an id that repeats.
         stripped = lists.list.eval(pl.element().filter(pl.element().cast(pl.String) != padding))
         repeats = number((stripped.list.n_unique() < stripped.list.len()).mean())
     if spaces is Spaces.STRIP:
@@ -188,6 +193,7 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
         feature = Sequence(
             name=facts.name,
             separator=separator,
+            # Room for histories that are longer than any of the sample.
             max_length=max(longest, 100) if longest <= 200 else 100,
             padding=padding,
             spaces=spaces,
@@ -200,11 +206,13 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
 
 def _text(facts: ColumnFacts) -> FeatureGuess:
     unique = facts.present.unique(maintain_order=True)
+    # Written as JSON, a list has brackets that would become part of ids.
     if facts.present.str.contains(r"^\s*[\[{].*[\]}]\s*$").head(1000).all():
         return FeatureGuess(None, "it looks like JSON; write it as a list column, or as a|b|c")
     separator = find_separator(unique)
     if separator:
         lists = facts.values.str.split(separator)
+        # Their parts repeat as well, but they are no ids.
         if set(words(facts.name)) & {"price", "prices", "cost", "amount"}:
             return FeatureGuess(None, "lists of numbers, by the name")
         return _list(facts, lists, separator=separator)
@@ -213,6 +221,7 @@ def _text(facts: ColumnFacts) -> FeatureGuess:
         return FeatureGuess(None, "nearly every row has its own text, so it looks like a row id")
     if mean_length > 60 and facts.distinct_share > 0.3:
         return FeatureGuess(None, f"free text of {mean_length:.0f} characters")
+    # Too few of them to be a separator for sure, so it is only said.
     divided = unique.filter(unique.str.contains(r"[^|\s][|][^|\s]")).head(1).to_list()
     advice = 'if it divides ids, set kind = "multi_hot" and separator = "|"'
     notes = tuple(f"{facts.name!r}: some texts have '|', such as {text[:80]!r}: {advice}" for text in divided)
@@ -223,6 +232,7 @@ def _may_be_fractions(facts: ColumnFacts) -> tuple[str, ...]:
     """Say of texts such as 60,7 and 60, which are read as lists of one or two ids, that they may be numbers."""
     texts = facts.present.str.strip_chars()
     pairs = texts.filter(texts.str.contains(r"^[1-9]\d*,\d{1,3}$|^0,\d{1,3}$"))
+    # A single cell that fits no list or number of this form decides against it.
     if not len(pairs) or not texts.str.contains(r"^(0|[1-9]\d*)(,\d{1,3})?$").all():
         return ()
     written = DECIMAL_COMMA.block(facts.name)
@@ -251,6 +261,7 @@ def find_separator(unique: pl.Series) -> str:
         share = number(unique.str.contains(separator, literal=True).mean())
         if len(unique) < 3 or share < least_share:
             continue
+        # Spaces beside a separator belong to no part.
         parts = unique.head(20_000).str.split(separator).explode().drop_nulls().str.strip_chars()
         if len(parts) / max(parts.n_unique(), 1) >= least_repeat and number(parts.str.len_chars().mean()) <= 40:
             return separator
@@ -276,6 +287,7 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
 def _whole_numbers(facts: ColumnFacts, values: pl.Series) -> FeatureGuess:
     """Guess by the values given, which are those of the column but for a mark of nothing."""
     named = words(facts.name)
+    # The last word says what the name is of: "user_count" is a count, and "count_id" an id.
     last = next((word for word in reversed(named) if word in _ID_WORDS or word in _NUMBER_WORDS), "")
     categorical = Categorical(name=facts.name)
     if facts.num_distinct <= 2:
@@ -301,6 +313,7 @@ def _counts(values: pl.Series) -> bool:
     then nearly every one up to the largest is there, of which counts, whose large values are rare, have no hundred.
     """
     counts = values.value_counts().sort(values.name)
+    # Counts begin at 0 or 1, and ids may as well, so this alone decides nothing.
     if counts.height < 8 or int(counts[values.name][0]) > 1:
         return False
     if counts.height > _MOST_WITHOUT_GAPS and counts.height > 0.9 * int(counts[values.name][-1]):
@@ -315,8 +328,10 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
     values = facts.present.cast(pl.Float64)
     values = values.filter(values.is_finite())
     bottom, low, middle, high, top = (number(values.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
+    # The distance of the extreme from the middle, in widths of the middle half.
     skewed = max(top - middle, middle - bottom) > 10 * max(high - low, 1e-9)
     transform = NumericTransform.LOG1P_STANDARDISE if skewed else NumericTransform.STANDARDISE
+    # Ten digits, so that the schema is readable.
     missing = float(f"{middle:.10g}")  # also where none is missing yet: a later row may lack it, and 0 may be far out
     shape = f"from {short_number(facts.minimum)} to {short_number(facts.maximum)}, half below {short_number(middle)}"
     step = "log1p, as the extremes are far out" if skewed else "no log, as no value is far out"

@@ -61,6 +61,7 @@ def missing_column(
         others: further columns that were asked for and are not there.
     """
     other = guess_separator(separator.join(known)) if separator else ""
+    # A wrong separator makes one long name of the whole header, so it is the likelier mistake.
     if other and other != separator:
         return SchemaError(
             expected=f"a column {name!r} in a first line divided by {separator!r}",
@@ -113,6 +114,7 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
         folder: of the run.
     """
     are_many = _FEATURES_OUT_OF_SCHEMA in error.ways_out
+    # Told by its way out, since the error itself has no field for its kind.
     if not are_many and _OUT_OF_SCHEMA not in error.ways_out:
         return error
     near = [found[1] for way in error.ways_out if (found := re.match(r"(rename '.+' to '.+'), or set column", way))]
@@ -192,8 +194,10 @@ def guess_separator(header: str) -> str:
 
     Commas win a tie. "" where none occurs. Names in quotes may hold separators, which are not counted.
     """
+    # Quotes may hold separators, which belong to a name.
     outside = re.sub(r'"[^"]*"', "", header)
     counts = {separator: outside.count(separator) for separator in (",", ";", "\t", "|")}
+    # `max` takes the first of equals, and a comma stands first.
     best = max(counts, key=lambda separator: counts[separator])
     return best if counts[best] else ""
 
@@ -240,6 +244,7 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
     else:
         found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
     if not found:
+        # `Path("s3://bucket")` has one slash only.
         hint = ("give a URL as text: Path takes a slash away",) if re.match(r"[a-z0-9]+:/[^/]", str(path)) else ()
         raise MissingFileError(
             expected="a data file, a folder with data files, or a glob that matches some",
@@ -257,6 +262,7 @@ def partition_keys(path: DataPath) -> dict[str, str | None]:
         path: of the file.
     """
     keys: dict[str, str | None] = {}
+    # From the file upwards: the keys of a partition stand right above it.
     for part in reversed(PurePosixPath(str(path)).parts[:-1]):
         name, is_key, value = part.partition("=")
         if not is_key or not name or "?" in part:
@@ -274,6 +280,7 @@ def _partitioned_files(folder: Path, suffixes: set[str]) -> list[Path]:
     deep = [file for file in sorted(folder.rglob("*")) if _is_data_file(file, suffixes) and _is_shown(file, folder)]
     depths = {len(file.relative_to(folder).parts) - 1 for file in deep}
     names = {tuple(partition_keys(file.relative_to(folder))) for file in deep}
+    # Every folder is a key, and all files have the same ones; anything else is a tree of another kind.
     if len(names) == 1 and {len(each) for each in names} == depths and depths != {0}:
         return deep
     _refuse_tree(folder, suffixes, beside=False)
@@ -358,4 +365,5 @@ def _is_document(name: str) -> bool:
 def _natural(path: DataPath) -> tuple[tuple[int, int | str], ...]:
     # Digits count as numbers, so that part-2 comes before part-10.
     parts = re.split(r"(\d+)", str(path))
+    # Pairs with 0 and 1, since Python does not compare numbers with texts.
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)

@@ -94,6 +94,7 @@ def find_records(
         records = _plain_records(data, layout, kernel=kernel, kinds=kinds)
     _check_bytes(data, records, layout)
     if records.faults:
+        # Cells of a block with a fault are read as text, which alone can be told in an error.
         records.fields = None
     records.faults.sort(key=lambda fault: fault.record)
     return records
@@ -110,6 +111,7 @@ def _plain_records(data: bytes, layout: TextLayout, *, kernel: TextKernel, kinds
         ends = separators[array[separators] == _LINE_FEED] + 1
     else:
         separators = np.empty(0, dtype=np.int32)
+        # A record ends where the first field of the next one starts.
         ends = np.append(fields.starts[0, 1:], np.int32(len(data)))
     records = _records(ends, num_lines=len(ends), consumed=len(data), has_quotes=False)
     records.fields = fields
@@ -122,7 +124,9 @@ def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Record
     """Records of a block whose quotes are well-formed; None if they are not."""
     array = np.frombuffer(data, dtype=np.uint8)
     quotes = positions(array, layout.quote[0])
+    # A quote at the very beginning has no byte before it, and is told by its place below.
     before = array[np.maximum(quotes - 1, 0)]
+    # Kept inside the block: a quote may be its last byte.
     after = array[np.minimum(quotes + 1, len(array) - 1)]
     marks = np.frombuffer(layout.quote + layout.delimiter + b"\n\r", dtype=np.uint8)
     # Quotes open and close in turn; a doubled one within a field closes it and opens it again.
@@ -138,6 +142,7 @@ def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Record
     consumed = int(ends[-1]) if len(ends) else 0
     if consumed < len(data) and (is_last or len(data) - consumed > layout.max_record_bytes):
         return None  # a quote is open at the end, and will not close
+    # Lines behind the last whole record wait for the next block.
     line_feeds = line_feeds[line_feeds < consumed]
     records = _records(ends, num_lines=len(line_feeds), consumed=consumed, has_quotes=True)
     records.lines = np.searchsorted(line_feeds, records.starts)
@@ -150,6 +155,7 @@ def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Record
 
 
 def _records(ends: np.ndarray, *, num_lines: int, consumed: int, has_quotes: bool) -> Records:
+    # A block without an end has no record, and so no start.
     starts = np.concatenate([np.zeros(min(1, len(ends)), dtype=np.int64), ends[:-1]])
     return Records(
         starts=starts,
@@ -165,6 +171,7 @@ def _check_field_counts(data: bytes, records: Records, separators: np.ndarray, l
     """Add a fault for each record with a wrong number of fields, and for each blank line."""
     num_fields = np.diff(np.searchsorted(separators, records.ends), prepend=0)
     wrong = num_fields != layout.num_fields
+    # Two bytes may be a line end alone: such records are looked at, even where one field is wanted.
     short = records.ends - records.starts <= 2
     for record in np.flatnonzero(wrong | short).tolist():
         text = _record_text(data, records, record)
@@ -197,13 +204,16 @@ def _check_bytes(data: bytes, records: Records, layout: TextLayout) -> None:
             added[record] = (BadReason.TOO_LONG, reason)
     if b"\0" in data:
         places = positions(np.frombuffer(data, dtype=np.uint8), 0)
+        # To the right, since `ends` stand behind the line feeds.
         for record in np.unique(np.searchsorted(records.ends, places, side="right")).tolist():
+            # Behind the last record lies what waits for the next block.
             if record < len(sizes):
                 added.setdefault(record, (BadReason.NUL_BYTE, "text without NUL bytes"))
     if not data.isascii():
         for record in _invalid_utf8(data, records):
             added.setdefault(record, (BadReason.INVALID_UTF8, "valid UTF-8"))
     for record, (reason, expected) in added.items():
+        # One fault for each record: the first that was found.
         if record not in faulty:
             text = _record_text(data, records, record)
             records.faults.append(Fault(record=record, reason=reason, expected=expected, found=text))
@@ -218,6 +228,7 @@ def _invalid_utf8(data: bytes, records: Records) -> list[int]:
     while first < num_records:
         last = min(first + step, num_records)
         try:
+            # Whole records: a character that is cut by the border of two would be no fault.
             data[records.starts[first] : records.ends[last - 1]].decode()
             first = last
             # Steps double while all is valid, so that a clean block takes few calls.
@@ -226,6 +237,7 @@ def _invalid_utf8(data: bytes, records: Records) -> list[int]:
             position = int(records.starts[first]) + error.start
             record = int(np.searchsorted(records.ends, position, side="right"))
             found.append(record)
+            # Behind the bad record, and carefully again.
             first = record + 1
             step = 1
     return found
@@ -241,6 +253,7 @@ def _scan(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
     position = line = waste = 0
     while position < len(data):
         line_end = data.find(b"\n", position) + 1
+        # Quotes that never close would be searched to the end of the block from each line anew.
         limit = line_end if waste > _MAX_WASTE * len(data) else min(position + layout.max_record_bytes, len(data))
         fields, end, problem = _scan_record(data, position, layout, limit=max(limit, line_end))
         num_fields = len(fields)
@@ -252,6 +265,7 @@ def _scan(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
             expected = "a quote that closes before a delimiter or the end of the line"
             found = data[position:line_end].rstrip(b"\r\n")
             faults.append(Fault(record=record, reason=BadReason.BAD_QUOTES, expected=expected, found=found))
+            # Reading goes on at the next line, whatever the quote was to enclose.
             end = line_end
         elif num_fields != layout.num_fields or end - position <= 2:
             text = data[position:end].rstrip(b"\r\n")
@@ -299,6 +313,7 @@ def _scan_record(data: bytes, position: int, layout: TextLayout, *, limit: int) 
         if data[position : position + 1] == quote:
             close = data.find(quote, position + 1, limit)
             while close >= 0 and data[close + 1 : close + 2] == quote:
+                # Behind both of a doubled quote, which closes nothing.
                 close = data.find(quote, close + 2, limit)
             if close < 0:
                 return fields, limit, "open"
@@ -313,6 +328,7 @@ def _scan_record(data: bytes, position: int, layout: TextLayout, *, limit: int) 
             position = data.find(delimiter, position, line_end)
             position = end = line_end if position < 0 else position
             following = data[position : position + 1]
+            # The carriage return belongs to the line end, and not to the last field.
             if following == b"\n" and data[end - 1 : end] == b"\r" and end > start:
                 end -= 1
         fields.append(data[start:end])

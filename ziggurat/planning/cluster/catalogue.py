@@ -50,6 +50,7 @@ def _host(*, memory_gb: float, link: float, disk_tb: float, disks: int) -> Host:
         memory_bytes=int(memory_gb * _GB),
         link_bytes_per_s=0.6 * link * _GB,
         disk_bytes=int(disk_tb * 1e12),
+        # Rows for each disk, of which a host has several.
         disk_read_rows_per_s=disks * 5e5,
         disk_written_rows_per_s=disks * 1e5,
     )
@@ -71,6 +72,7 @@ def _gpu(
         "device.memory_bytes": sheet,
         "device.memory_bytes_per_s": sheet,
         "device.fp32_flop_per_s": sheet,
+        # A rate of 0 stands for a format that the device does not have.
         "device.tf32_flop_per_s": sheet + (", dense" if tf32 else ": has none"),
         "device.bf16_flop_per_s": sheet + (", dense" if half else ": has FP16 alone"),
         "inside.bytes_per_s": f"{sheet}: NVLink, {2 * link[0]:g} GB/s in both directions",
@@ -91,6 +93,7 @@ def _gpu(
             tf32_flop_per_s=tf32 * 1e12,
             bf16_flop_per_s=half * 1e12,
             launch_s=8e-6,
+            # A byte is read and written on both sides of a hop.
             packing_bytes_per_s=memory_rate * _GB / 4,
             step_s=7e-3,
             launch=Launch.AHEAD,
@@ -181,9 +184,11 @@ def local_cluster(ranks: int) -> Cluster:
             matmul_efficiency=0.7,
             launch_s=1e-5,
             packing_bytes_per_s=1.5 * _GB * share,
+            # Ranks that share a core wait for each other's steps as well.
             step_s=2e-3 / share,
         ),
         inside=Link(bytes_per_s=2 * _GB, efficiency=0.8, latency_s=2e-4, message_s=2e-5),
+        # Ranks of one host share its port.
         between=Link(bytes_per_s=1.25 * _GB, efficiency=0.9, latency_s=3e-4, message_s=2e-5, port=Port.HOST),
         below=Host(disk_bytes=shutil.disk_usage(tempfile.gettempdir()).total),
         sources=(
@@ -230,6 +235,7 @@ def named_cluster(name: str) -> Cluster:
     Raises:
         ConfigError: another name, or a number of devices that does not fill its hosts.
     """
+    # Without a number `local` means all cores; the other kinds need one.
     match = re.fullmatch(r"(local|[a-z]+[0-9]+)(?:x([0-9]+))?", name)
     kind, number = (match.group(1), int(match.group(2) or 0)) if match else (name, 0)
     if kind == "local":
@@ -249,6 +255,7 @@ def named_cluster(name: str) -> Cluster:
         f"cluster {name!r}",
     )
     devices = min(number, DEVICES_PER_HOST)  # fewer are one host that is not full
+    # The whole number of hosts was asked for above.
     return dataclasses.replace(KINDS[kind], name=name, hosts=number // devices, devices_per_host=devices)
 
 

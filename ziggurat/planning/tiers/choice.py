@@ -102,6 +102,7 @@ def choose_rungs(problem: TierProblem, *, way_out: str = "") -> Choice:
     found = [_best(problem, cache, held, time_limit_s=time_limit_s) for cache, held in shares]
     fitting = [each for each in found if each is not None]
     if not fitting:
+        # The last resort: where no share that was tried fits, the smallest rungs still may.
         smallest, num_bytes = smallest_rungs(problem)
         fallback = choice_of(problem, smallest, cache_share=min(problem.cache_shares))
         if fallback is None or num_bytes > problem.limit_bytes:
@@ -110,7 +111,9 @@ def choose_rungs(problem: TierProblem, *, way_out: str = "") -> Choice:
     best = min(fitting, key=lambda each: each.cost)
     for _ in range(_REPRICED):  # by the share of rows that the limit turned out to hold
         share = max((rung.held_share for rung in best.rungs.values()), default=0.0)
+        # A share of 0 or 1 is priced as it is.
         again = _best(problem, best.cache_share, share, time_limit_s=time_limit_s) if 0 < share < 1 else None
+        # Without a gain the next round would ask the same again.
         if again is None or again.cost >= best.cost:
             break
         best = again
@@ -170,8 +173,10 @@ def solved_rungs(
     bytes_ = np.array([tables[index].num_bytes(rung) for index, rung in variables], dtype=np.float64)
     # In shares of the limit and of the highest cost: numbers far from 1 cost a solver digits.
     unit = max(float(problem.limit_bytes), 1.0)
+    # One row for each table: exactly one of its rungs is taken.
     one_each = csr_matrix((np.ones(count), ([index for index, _ in variables], range(count))))
     solved = milp(
+        # Divided by the highest, which may be 0 where nothing costs anything.
         cost / max(float(cost.max()), 1e-30),
         integrality=np.ones(count),
         bounds=Bounds(0, 1),
@@ -180,6 +185,7 @@ def solved_rungs(
     )
     if solved.x is None:
         return {}
+    # The solver's ones and zeros are floats.
     return {tables[index].name: rung for (index, rung), taken in zip(variables, solved.x, strict=True) if taken > 0.5}
 
 
@@ -188,6 +194,7 @@ def _best(problem: TierProblem, cache_share: float, held_share: float, *, time_l
     greedy = greedy_rungs(problem, **shares)
     if greedy is None:
         return None
+    # The solver may run out of time, and the greedy answer stands anyway.
     answers = [greedy, solved_rungs(problem, **shares, time_limit_s=time_limit_s)]
     choices = [choice_of(problem, rungs, cache_share=cache_share) for rungs in answers if rungs]
     fitting = [each for each in choices if each is not None and each.num_bytes <= problem.limit_bytes]
@@ -209,6 +216,7 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
         held_bytes, beside = _held(problem, rungs, below)
         if not held_bytes:
             return None
+        # Of all rows that lie below, one share is held.
         share = held_bytes / sum(table.all_held_bytes for table in below)
         rungs = rungs | {table.name: replace(rungs[table.name], held_share=share) for table in below}
     plain = Rung()
@@ -231,6 +239,7 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
 def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]) -> tuple[int, int]:
     """Bytes for rows of disk or host that the limit has room for, 0 if that is too little; bytes of those written."""
     taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
+    # Rows that are held were counted in, and are what is to be found.
     taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in below)
     # All tables of a dim lie in one storage.
     storages = {table.dim for table in below}
@@ -246,6 +255,7 @@ def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]
 def _least_held(below: list[TieredTable]) -> int:
     """Bytes of the fewest rows that may be held of tables on a disk or the host: every storage has `LEAST_PLACES`."""
     rows = [sum(table.num_rows for table in below if table.dim == dim) for dim in {table.dim for table in below}]
+    # The smallest storage decides, since one share holds for all.
     share = min(1.0, LEAST_PLACES / min(rows))
     return math.ceil(share * sum(table.all_held_bytes for table in below))
 
@@ -298,6 +308,7 @@ def _not_fitting(problem: TierProblem, *, way_out: str) -> ConfigError:
     tables = sorted(problem.tables, key=lambda table: -sizes[table.name])
     shown = "; ".join(_least_text(problem, table, rung=smallest[table.name]) for table in tables[:_SHOWN])
     more = f"; and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    # What is needed beyond the tables themselves.
     waiting = least - sum(sizes.values())
     more += f"; and {size_text(waiting)} of rows that wait to be written" if waiting >= 1024 else ""
     devices = max(1, problem.devices)
@@ -342,8 +353,10 @@ def _least_text(problem: TierProblem, table: TieredTable, *, rung: Rung) -> str:
 def _ways_out(problem: TierProblem, largest: TieredTable, *, rung: Rung, least: int) -> list[str]:
     ways = list[str]()
     missing = least - problem.limit_bytes
+    # What somebody has fixed is asked about first: it is a wish that may be given up.
     for table in (table for table in problem.tables if table.fixed is not None):
         freed = tuple(replace(each, fixed=None) if each is table else each for each in problem.tables)
+        # As if that table were free.
         smallest, enough = smallest_rungs(replace(problem, tables=freed))
         if enough < least:
             verdict = "enough" if least - enough >= missing else "not enough alone"

@@ -76,12 +76,14 @@ class FilterIndex(nn.Module):
         self.register_buffer("planes", tensors["planes"])
         # A buffer, so that what the tensors mean is saved and loaded with them.
         encoded = json.dumps(dict(about), sort_keys=True).encode()
+        # A copy, because the bytes of a text cannot be written to, and torch wants memory that can.
         self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))
         self._check_planes()
         self._parsed: Recent[str, Filter] = Recent(self.config.cached)
         self._programs: Recent[Filter, MaskProgram] = Recent(self.config.cached)
         self._estimates: Recent[Filter, float] = Recent(self.config.cached)
         self._notes: Recent[Filter, tuple[str, ...]] = Recent(self.config.cached)
+        # Behind the load, since only then the new `about` can be compared.
         self.register_load_state_dict_post_hook(_refuse_another_index)
 
     @classmethod
@@ -111,6 +113,7 @@ class FilterIndex(nn.Module):
         if schema is None:
             schema, left_out = FilterSchema.of_frame(items, attributes=config.attributes)
         n = len(items)
+        # Numbers of items are kept in 32 bits.
         if n >= 1 << 31:
             raise ConfigError(
                 expected="fewer than 2,147,483,648 items",
@@ -121,6 +124,7 @@ class FilterIndex(nn.Module):
         columns = schema.cast(items)
         if order is not None:
             check_order(order, n=n)
+            # Brought into the order of positions once, so that no search has to translate.
             columns = columns[order.cpu().numpy()]
         planes = Planes(n)
         attributes = [
@@ -196,8 +200,10 @@ class FilterIndex(nn.Module):
                 ways_out="give None for a query that excludes nothing",
             )
         shape = (len(filters), num_words(self.n))
+        # With spans the words between them are not written, and have to be 0.
         empty = torch.empty if spans is None else torch.zeros
         words = empty(shape, dtype=torch.int64, device=self.planes.device)
+        # Rows of the result are filled in place.
         for row, wanted in zip(words, filters, strict=True):
             if wanted is not None:
                 self.program(wanted).run(self.planes, n=self.n, out=row, spans=spans)
@@ -205,6 +211,7 @@ class FilterIndex(nn.Module):
                 _fill(row, self.n, spans)
         for query, positions in enumerate(exclude):
             if positions is not None and positions.numel():
+                # Checked before memory is written by these numbers.
                 check_positions(positions, n=self.n, query=query)
                 clear_rows(words[query], positions.to(torch.int64))
         return words
@@ -304,6 +311,7 @@ class FilterIndex(nn.Module):
 
     def _check_planes(self) -> None:
         stored = [each.stored for each in self._named.values()]
+        # One behind the last plane that any attribute names.
         ends = [0, *(each.present + 1 for each in stored), *(each.bloom_first + each.bloom_width for each in stored)]
         ends += [each.stored.first_plane + len(each.planed) for each in self._named.values()]
         fits = self.planes.dim() == 2 and self.planes.shape[1] == num_words(self.n) and self.planes.is_contiguous()
@@ -328,6 +336,7 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _sample(words: int) -> Int64[Tensor, "S 2"]:
     """Spans of words that are spread evenly over a mask."""
     length = _SAMPLE_WORDS // _SAMPLE_SPANS
+    # In double precision: FP32 does not hold the number of a word in a large mask exactly.
     begins = torch.linspace(0, words - length, _SAMPLE_SPANS, dtype=torch.float64).to(torch.int64)
     return torch.stack([begins, begins + length], dim=1)
 
@@ -341,6 +350,7 @@ def _fill(row: Tensor, n: int, spans: Tensor | None) -> None:
 def _refuse_another_index(module: nn.Module, _: object) -> None:
     assert isinstance(module, FilterIndex)
     about = json.loads(module.about.cpu().numpy().tobytes())
+    # Parsed attributes are not loaded, so a state of other values would be read by the wrong ones.
     if about["stored"] != [to_json(each.stored) for each in module._named.values()] or about["n"] != module.n:
         raise ConfigError(
             expected="the state of an index over the same values",
@@ -357,6 +367,7 @@ def _refuse_another_index(module: nn.Module, _: object) -> None:
 
 def _measured_rate(attribute: AttributeIndex, *, planes: Tensor, probes: int, seed: int) -> tuple[float, int]:
     """The share of items without a value that its Bloom planes let pass, over some values."""
+    # Values without a plane of their own are those in the Bloom planes.
     tail = np.setdiff1d(np.arange(attribute.stored.num_values), attribute.planed.cpu().numpy())
     chosen = np.random.default_rng(seed).permutation(tail)[:probes]
     false = without = 0
@@ -366,6 +377,7 @@ def _measured_rate(attribute: AttributeIndex, *, planes: Tensor, probes: int, se
         for plane in leaf.planes[1:]:
             words = words & planes[plane]
         holders = int(attribute.offsets[code + 1] - attribute.offsets[code])
+        # Items that have the value pass rightly; the others are false.
         false += int(count(words)) - holders
         without += attribute.n - holders
     return false / max(without, 1), len(chosen)

@@ -105,6 +105,7 @@ def probe(config: ProbeConfig, out: str | Path, *, progress: Progress | None = N
         FileError: the folder whose disk is to be measured takes no files.
     """
     threads = torch.get_num_threads()
+    # One thread, so that rates are those of a core, and two measurements share nothing.
     torch.set_num_threads(1)
     try:
         with job():
@@ -124,6 +125,7 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
     topology = Topology.create()
     seconds = 60.0 * config.minutes
     bar = progress if agreement.is_first else NoProgress()
+    # Read or begun on one rank, and then the same on all.
     begun = agreement.on_first(lambda: to_json(_begin(config, out, topology)))
     found = from_json(Measurements, begun, where=str(out))
     state = _State(out, found, is_first=agreement.is_first)
@@ -132,6 +134,7 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
         started = time.monotonic()
         _measure_links(state, topology, bar)
         _measure_exchanges(state, topology, config, agreement=agreement, deadline=deadline, progress=bar)
+        # What links and exchanges took, also where they were done before and took nothing.
         seconds -= time.monotonic() - started
     cost_model = None
 
@@ -165,6 +168,7 @@ class _State:
     def add(self, **changes: object) -> None:
         """Replace parts of the measurements; writes now and then."""
         self.found = replace(self.found, **changes)
+        # Not at every measurement: a file of thousands would be written each time.
         if time.monotonic() - self._saved > _SAVE_EVERY_S:
             self.save()
 
@@ -213,8 +217,10 @@ def _measure_memory(state: _State, progress: Progress) -> None:
     if state.found.memory is not None:
         return
     progress.begin("memory", total=None)
+    # 128 MiB, more than the caches of a core hold.
     source = torch.zeros(1 << 25)
     target = torch.zeros(1 << 25)
+    # Scattered over the table, as ids are.
     rows = torch.randint(1 << 18, (1 << 16,))
     table = source[: 1 << 24].view(1 << 18, 64)
     picked = torch.empty(len(rows), 64)
@@ -250,6 +256,7 @@ def _fastest_s(action: Callable[[], object], *, repeats: int = 7) -> float:
 
 def _measure_links(state: _State, topology: Topology, progress: Progress) -> None:
     if state.found.links:
+        # A file that was begun has them already.
         return
     partners = {"host": 1} if topology.ranks_per_host > 1 else {}
     if topology.num_hosts > 1:

@@ -215,7 +215,9 @@ class _ScoresOfRun:
 
         def keep(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
             del labels, weights
+            # A copy, since the evaluation may use its arrays again.
             self._kept.append(scores.copy())
+            # A metric has to be a number; this one is taken out of the report.
             return 0.0
 
         return {_LARGEST: keep}
@@ -243,7 +245,9 @@ class _ScoresOfRun:
                 return math.nan
             epsilon = float(np.finfo(np.float32).eps)  # scores are FP32
             difference = sample_losses(scores, labels, epsilon=epsilon) - sample_losses(of_run, labels, epsilon=epsilon)
+            # The difference of each sample, so that what both get wrong alike takes no part.
             mean = np.average(difference, weights=weights)
+            # The standard error of a weighted mean.
             return float(np.sqrt(np.sum((weights * (difference - mean)) ** 2)) / weights.sum())
 
         return {_LARGEST: largest, _ERROR: error}
@@ -274,6 +278,7 @@ def quantisation_report(
     settings = run.config
     inputs = run.preprocessing.inputs
     step = run.step
+    # Before the model is scored, since it is gone when others are compared with it.
     table_bytes = _table_bytes(settings, run, formats=config.formats)
     sizes = table_sizes(settings, inputs)
     labels = tuple(label.name for label in inputs.labels)
@@ -337,6 +342,7 @@ def _choices(config: QuantisationConfig, tables: dict[str, dict[str, int]]) -> I
     yield from ((row_format, "") for row_format in config.formats)
     for name in sorted(tables, key=lambda name: -tables[name]["run"]) if config.by_table else ():
         for row_format in config.formats:
+            # A table that the run keeps in this format already would be compared with itself.
             if tables[name][row_format.value] != tables[name]["run"]:
                 yield row_format, name
 

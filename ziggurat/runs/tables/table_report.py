@@ -91,6 +91,7 @@ class TablesReport:
         disk = sum(each.disk_bytes for each in self.tables)
         cached = f", cache {size_text(cache)}" if cache else ""
         cached += f", maps of ids {size_text(maps)}" if maps else ""
+        # With one epoch the first half of the sample only fills the caches.
         order = "the second epoch" if self.epochs == 2 else "the second half of the sample"
         found = [
             f"bytes     {size_text(weights + state + cache + maps)} of memory: weights {size_text(weights)}, optimizer "
@@ -224,14 +225,17 @@ def tables_report(
             where="command line, --table",
             ways_out="correct the name",
         )
+    # Tables that no feature looks up have no rows that are touched.
     used = {spec.table for spec in inputs.lookups}
     chosen = [name for name in (names or sizes) if name in used]
+    # By bytes, so that what matters most stands first.
     chosen.sort(key=lambda name: -sizes[name].weight_bytes)
     curves = {name: miss_ratio_curve(touched.trace([name])) for name in chosen}
     tables = tuple(_use(config, [name], name=name, touched=touched, curve=curves[name]) for name in chosen)
     shared = []
 
     def kind(name: str) -> tuple[int, RowFormat, RowsPlace]:
+        # Tables that are alike in these share a cache.
         return sizes[name].dim, sizes[name].row_format, _place(config, name)
 
     for each in dict.fromkeys(map(kind, chosen)):

@@ -273,8 +273,8 @@ class Chain:
         of_tasks: list[Tensor | None] = [None] * len(items)
         if self.encoder is not None and self.encoder.tasks:
             for i, mine in enumerate(items):
-                # Of several vectors the mean product is what orders candidates, and what an answer shows.
                 of_tasks[i] = index.vectors_of(mine) @ vectors[i].T
+            # Of several vectors the mean product is what orders candidates, and what an answer shows.
             products = [each.mean(dim=1) for each in of_tasks if each is not None]
         is_whole = effort is not Effort.RETRIEVAL_ONLY
         again: list[Tensor | None] = [None] * len(items)
@@ -370,8 +370,8 @@ class Chain:
         """Scores of the tasks, for some items of the catalogue and each user."""
         ranker = self.needed_ranker
         counts = torch.tensor([len(mine) for mine in items])
-        # Users as often as they have items, so that both sides are flat lists of pairs.
         users, numbers = self._users(ranker, questions, self.known.ranker)
+        # Users as often as they have items, so that both sides are flat lists of pairs.
         pairs = (numbers.repeat_interleave(counts), torch.cat(list(items)))
         return list(ranker.score_pairs(users, pairs=pairs).split(counts.tolist()))
 
@@ -426,15 +426,15 @@ class Chain:
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
         """The most frequent items that pass; no model is asked."""
-        # Stable, so that of equally frequent items the earlier one comes first.
         events_of_items = self.needed_catalogue.events
+        # Stable, so that of equally frequent items the earlier one comes first.
         order = np.argsort(-events_of_items, kind="stable")
         passing = self.needed_index.passing(
             filters=[question.filter for question in questions], exclude=[question.exclude for question in questions]
         )
         found = []
-        # The mask is by item, and has to be brought into the order of frequency.
         for question, mask in zip(questions, passing, strict=True):
+            # The mask is by item, and has to be brought into the order of frequency.
             items = torch.from_numpy(order[mask.numpy()[order]][: question.k].astype(np.int64))
             events = torch.from_numpy(events_of_items.astype(np.float64))[items]
             found.append(Candidates(items=items, values=events, tasks=torch.empty(len(items), 0)))

@@ -53,6 +53,7 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|==|!=|[-+*/<>(),]))"
 )
 _WORDS = frozenset({"if", "else", "and", "or", "not"})
+# By name: the fewest and the most arguments.
 _FUNCTIONS = {**dict.fromkeys(ONE_ARGUMENT, (1, 1)), "min": (2, 20), "max": (2, 20), "pow": (2, 2), "clamp": (3, 3)}
 
 
@@ -79,6 +80,7 @@ class ValueModel:
         self.formula = formula
         reader = _FormulaReader(formula, names=names, where=where)
         self._tree = reader.read()
+        # Known once the text was read: only these names must be computed.
         self.names = frozenset(reader.used)
 
     def __call__(self, scores: Mapping[str, Tensor]) -> Tensor:
@@ -154,6 +156,7 @@ class _FormulaReader:
     def _take(self, *texts: str) -> str:
         """The next token, if it is a sign or word among these; else ""."""
         token = self._token
+        # A quoted name may be called like a word, and is none.
         if token.text in texts and token.kind in ("sign", "name"):
             self._next += 1
             return token.text
@@ -184,6 +187,7 @@ class _FormulaReader:
         start = self._token.at
         parts = [below()]
         while self._take(word):
+            # Only where the word follows: a number alone may pass through this level.
             self._require(parts[0], start, f"a condition before `{word}`", condition=True)
             parts.append(self._condition(below, f"a condition after `{word}`"))
         return parts[0] if len(parts) == 1 else Logic(word, tuple(parts))
@@ -215,6 +219,7 @@ class _FormulaReader:
         node = below()
         while sign := self._take(*signs):
             self._require(node, start, f"a number before {sign}", condition=False)
+            # From the left: a - b - c is (a - b) - c.
             node = Call(sign, (node, self._number(below, f"a number after {sign}")))
         return node
 
@@ -236,6 +241,7 @@ class _FormulaReader:
 
     def _atom(self) -> Node:
         token = self._token
+        # Taken first, and given back below where it begins nothing.
         self._next += 1
         if token.kind == "number":
             value = float(token.text)
@@ -273,6 +279,7 @@ class _FormulaReader:
         if token.text not in _FUNCTIONS:
             near = nearest(token.text, _FUNCTIONS, instead="write * for a product")
             raise self._wrong(token.at, f"one of the functions {', '.join(_FUNCTIONS)}", f"{token.text[:60]}(", *near)
+        # Its parenthesis was seen before the call.
         self._take("(")
         arguments = [self._number(self._choice, f"a number in {token.text}(…)")]
         while self._take(","):
@@ -309,6 +316,7 @@ class _FormulaReader:
         text = self._text if isinstance(self._text, str) else ""
         # A window around the mistake: formulas may have thousands of characters.
         first = max(0, at - 30)
+        # A line break would move the mark that points at the mistake.
         shown = text[first : first + 70].replace("\n", " ")
         marked = f"{shown}\n{' ' * (at - first)}^" if text else ""
         return ConfigError(

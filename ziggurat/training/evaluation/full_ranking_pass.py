@@ -100,6 +100,7 @@ class FullRankings:
         """The full ranking of a split, the validation data as what came before any other; collective on many ranks."""
         if not self.names:
             return None
+        # Validation itself is asked with the training data alone behind it.
         after_valid = dataset is not self._valid and is_dataset(self._valid)
         return self._ranking(after_valid=after_valid).begin(cast(FindsItems, self._model))
 
@@ -111,6 +112,7 @@ class FullRankings:
         if after_valid not in self._made:
             assert is_dataset(self._train), "nobody asks for the ranking of a source"
             before = (self._valid,) if after_valid and is_dataset(self._valid) else ()
+            # Kept for both cases: an evaluation each epoch would else read the data again.
             self._made[after_valid] = FullRanking(self._train, before=before)
         return self._made[after_valid]
 
@@ -152,6 +154,7 @@ class FullRanking:
                 ways_out=("lower min_count of the item's table", "name the feature with the item's id in [items]"),
             )
         rows = self.items.column(self.item.name).to_numpy()
+        # −1 for rows of items that training never saw.
         self._number_of_row = np.full(inputs.table(self.item.table).num_rows, -1, dtype=np.int64)
         self._number_of_row[rows] = np.arange(len(rows))
         # Lists of the same table that describe the item itself are nobody's past.
@@ -183,6 +186,7 @@ class FullRanking:
         if not parts:
             return np.empty((0, 2), dtype=np.int64)
         questions, items = (np.concatenate(each) for each in zip(*parts, strict=True))
+        # Of an item that nobody can find it does not matter whether a user had it.
         known = items >= 0
         num_items = self.items.num_rows
         # One number a pair, which sorts ten times as fast as pairs do.
@@ -194,9 +198,11 @@ class FullRanking:
         values = batch.jagged.values.cpu().numpy()
         offsets = batch.jagged.offsets.cpu().numpy()
         for index in self._histories:
+            # Offsets are feature by feature, and within a feature sample by sample.
             first = offsets[index * batch.batch_size + samples]
             lengths = offsets[index * batch.batch_size + samples + 1] - first
             starts = np.cumsum(lengths) - lengths
+            # Each value's place: the start of its list in the batch, and its number within the list.
             places = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
             yield np.repeat(np.arange(len(samples)), lengths), self._number_of_row[values[places]]
 
@@ -207,6 +213,7 @@ class FullRanking:
             from ziggurat.data.preprocess.fit.latest_items import read_latest_items  # needs polars
 
             latest = read_latest_items(dataset.folder)
+        # Row groups one by one: the data set need not fit in memory.
         found: pa.Table | None = None
         for number in range(len(dataset.group_sizes)):
             table = _with_times(dataset.read_group(number), latest)
@@ -230,6 +237,7 @@ class FullRanking:
         found = np.empty(0, dtype=np.int64)
         for number in range(len(dataset.group_sizes) if names else 0):
             for name in names:
+                # The values behind the list column, whatever list they are in.
                 values = dataset.read_group(number).column(name).combine_chunks().values.to_numpy()
                 found = np.union1d(found, np.unique(values))
         return found[found >= NUM_RESERVED_ROWS]
@@ -241,6 +249,7 @@ class FullRanking:
             table = dataset.read_group(number)
             numbers = self._number_of_row[table.column(self.item.name).to_numpy()]
             groups = table.column(GROUP_COLUMN).to_numpy()
+            # Items that no question can name are no past either.
             yield groups[numbers >= 0], numbers[numbers >= 0]
 
 
@@ -261,7 +270,9 @@ class FullRankingPass:
         self._sums = FullRankingSums(
             model.inputs.labels, num_items=ranking.items.num_rows, ks=ks, repeats=ranking.repeats
         )
+        # Of the model's first parameter: all of them lie on one device.
         self._device = next(iter(cast(Model, model).parameters())).device
+        # Once for all questions, as weights do not change within an evaluation.
         self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 
     def update(self, batch: Batch) -> None:
@@ -280,6 +291,7 @@ class FullRankingPass:
             return model.task_vectors(batch.to(self._device)).unbind(dim=1)
 
     def _ask(self, batch: Batch, users_BD: Tensor, weights_BL: Tensor) -> None:
+        # A sample without a positive label asks nothing.
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
         numbers = samples.numpy()
         wanted = self._ranking.targets(batch)[numbers]
@@ -292,6 +304,7 @@ class FullRankingPass:
         )
         ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
         is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
+        # Questions of a user are not independent: the error is that of whole users.
         units_B = batch.row_ids if batch.groups is None else batch.groups
         self._sums.add(
             ranks_Q.cpu(),
@@ -358,6 +371,7 @@ def _last_rows(table: pa.Table, name: str) -> pa.Table:
     times = table.column(_TIME).to_numpy()
     # The last key weighs most: by item, then by time, then by place.
     order = np.lexsort((np.arange(len(items)), times, items))
+    # The last of each item differs from the next one; −1 stands behind all, and is no item.
     last = np.diff(items[order], append=-1) != 0
     return table.take(pa.array(order[last]))
 
@@ -375,10 +389,12 @@ def vectors_of_table(
     """
     was_training = model.training
     parts = []
+    # With dropout two readings of an item would differ.
     model.train(False)
     with torch.no_grad(), whole_products():
         for first in range(0, table.num_rows, _ROWS):
             batch = table_to_batch(table.slice(first, _ROWS), model.inputs)
             parts.append(compute(batch.to(device)))
+    # As it was: training may go on.
     model.train(was_training)
     return torch.cat(parts)

@@ -318,10 +318,12 @@ class _Recorded:
         """Make a step eagerly, as it will be recorded."""
         self._fill(batch)
         computing = torch.cuda.current_stream(self._device)
+        # The queue of the graph waits until the buffers are filled, which happens on the present one.
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             numbers = work(self._batch)
         computing.wait_stream(self._stream)
+        # Made on another queue, it must not be given back to the allocator while the present one reads it.
         numbers.record_stream(computing)
         return numbers
 
@@ -356,6 +358,7 @@ class _Recorded:
     def _fill(self, batch: Batch) -> None:
         """Copy a batch into the buffers."""
         mine = self._batch.tensors()
+        # Numbers of rows are for the host alone, and an empty tensor has nothing to copy.
         theirs = {name: tensor for name, tensor in batch.tensors().items() if name != "row_ids" and tensor.numel()}
         into = {name: mine[name] for name in theirs}
         if self._room:
