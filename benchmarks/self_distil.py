@@ -94,6 +94,7 @@ def trained(data: PreparedData, size: Size, *, seed: int, self_distil: SelfDisti
         for _ in range(size.epochs):
             for _ in trainer.steps():
                 pass
+        assert data.test is not None, "it was named"
         return trainer.evaluate(data.test).metrics
 
 
