@@ -37,6 +37,7 @@ FROZEN = {
     "drift": {"--out", "--windows", "--settings"},
     "teacher": {"--out", "--name", "--example", "--vectors", "--watermark", "--bad-rows", "--step", "--model"},
     "prepare": {"--config", "--schema"},
+    "drift": {"--out", "--windows", "--settings"},
     "evaluate": {
         *("--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", "--precision"),
         *SLICES,
@@ -143,6 +144,7 @@ VERBOSE = {
         "teacher",
         "drift",
         "prepare",
+        "drift",
         "evaluate",
         "predict",
         "tables",

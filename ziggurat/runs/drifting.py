@@ -42,7 +42,7 @@ _MOST_NAMES = 8  # of windows, below a plot
 
 @dataclass(frozen=True, kw_only=True)
 class DriftingData:
-    """Result of `write_drifting`.
+    """Holds the folder that `write_drifting` filled, and the best metrics of its windows.
 
     Args:
         folder: where it lies.
