@@ -204,7 +204,8 @@ def round_kernel(
     x = tl.load(queries + query * pitch + d, mask=d < dim, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30)
     # `div_rn` rounds as IEEE does, Triton's own division need not; it takes tensors, not numbers.
-    step = tl.div_rn(tl.full([1], 1.0, tl.float32), largest + tl.zeros([1], tl.float32)) * 127.0
+    # One division, as the reference has: 1 / largest · 127 would round twice, and give other codes once in a while.
+    step = tl.div_rn(tl.full([1], 127.0, tl.float32), largest + tl.zeros([1], tl.float32))
     code = ((x * step + 12582912.0) - 12582912.0).to(tl.int32)  # to the nearest, ties to even: 1.5 · 2²³
     tl.store(codes + query * width + d, code, mask=d < width)
     tl.store(sums + query, tl.sum(code, axis=0))

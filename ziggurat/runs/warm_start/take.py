@@ -65,7 +65,7 @@ class TakenTable(TypedDict):
 
 
 class WarmStartRecord(TypedDict):
-    """Content of warm_start.json."""
+    """Holds the content of warm_start.json."""
 
     ancestors: list[Ancestor]
     lines: dict[str, str]
