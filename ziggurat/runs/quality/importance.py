@@ -223,6 +223,7 @@ def importance_of(
     metric = _metric(run, config)
     parts = _parts(run, config)
     sample, num_rows = _sampled(run, tables, config)
+    # Lists of the same events have to be dealt out together.
     joined = run.model.joined_lists
     progress.begin("importance", total=1 + config.rounds * len(parts))
     baseline = _metrics(run, sample)[metric]
@@ -233,6 +234,7 @@ def importance_of(
             where=rows,
             ways_out=("evaluate other rows", "take more samples", "another metric: log_loss"),
         )
+    # Above 0 means worse for every metric.
     sign = 1.0 if higher_is_better(metric) else -1.0
     done = 1
     found = []
@@ -301,6 +303,7 @@ def _parts(run: Run, config: ImportanceConfig) -> dict[str, tuple[str, ...]]:
     grouped = [name for members in groups.values() for name in members]
     asked = config.features or tuple(name for name in known if name not in grouped)
     unknown = [name for name in (*grouped, *asked) if name not in known]
+    # A group of one feature may bear its name, since both mean the same.
     taken = [name for name in groups if name in known and groups[name] != (name,)]
     twice = [name for name in known if (*grouped, *asked).count(name) > 1]
     if unknown or twice or taken or not all(groups.values()):
@@ -331,6 +334,7 @@ def _sampled(run: Run, tables: Iterable[pa.Table], config: ImportanceConfig) -> 
     for table in tables:
         num_rows += len(table)
         kept.append(table)
+        # One number a row, also for rows that will go: the draw does not depend on the size of the tables.
         keys = np.concatenate([keys, rng.random(len(table))])
         # Sorting at twice the sample, not at every table, keeps it rare.
         if config.samples and len(keys) > 2 * config.samples:

@@ -129,6 +129,7 @@ class CheckpointWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuse what is not a tensor of a known type."""
         for item in plan.items:
+            # Bytes are what torch would pickle.
             if item.type is WriteItemType.BYTE_IO or tensor_data(item).properties.dtype not in DTYPE_CODES:
                 raise _no_tensor(item.index.fqn, where=str(self._folder))
         return plan
@@ -143,6 +144,7 @@ class CheckpointWriter(StorageWriter):
         items = sorted(plan.items, key=lambda item: -tensor_data(item).properties.dtype.itemsize)
         plain, of_rows = plan.storage_data
         files = {plain: [item for item in items if not self._is_of_rows(item)]}
+        # Rows of tables get a file of their own, which later checkpoints link.
         files[of_rows] = [item for item in items if self._is_of_rows(item)]
         # Torch asks for a future; what it promises is done when it gets it.
         future: Future[list[WriteResult]] = Future()
@@ -153,6 +155,7 @@ class CheckpointWriter(StorageWriter):
         return bool(self.sparse) and item.index.fqn.startswith(PREFIX)
 
     def _write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+        # Sizes are known before a byte is written, and with them all places.
         header = safetensors_header([_entry(item) for item in items])
         starts = []
         start = len(header)
@@ -188,6 +191,7 @@ class CheckpointWriter(StorageWriter):
             dtype = tensor.properties.dtype
             shape = tuple(tensor.size)
             tensors[name] = StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
+        # Of an earlier checkpoint: their bytes lie in files that were linked.
         tensors |= self.taken.tensors
         files |= self.taken.files
         manifest = Manifest(
@@ -245,6 +249,7 @@ class CheckpointReader(StorageReader):
         """Ids and numbers of some rows of a table, piece by piece; see `rows/sparse.py`."""
         ids, numbers = (self.manifest.tensors[f"{stored}.{what}"] for what in ("ids", "numbers"))
         self.verify({chunk.file for chunk in (*ids.chunks, *numbers.chunks)})
+        # Both are cut alike, so that a piece of ids and its numbers begin at the same row.
         by_place = {chunk.offsets[0]: chunk for chunk in numbers.chunks}
         for chunk in ids.chunks:
             other = by_place[chunk.offsets[0]]
@@ -262,6 +267,7 @@ class CheckpointReader(StorageReader):
     def _chunk(self, chunk: StoredChunk, dtype: torch.dtype) -> Tensor:
         path = self.folder / chunk.file
         with open_regular(path) as descriptor:
+            # Looked at once more, on the file that is open: its name may lead to another one by now.
             check_size(path, descriptor, self.manifest.files[chunk.file])
             data = read_exactly(path, descriptor, start=chunk.start, num_bytes=chunk.num_bytes)
         return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
@@ -315,6 +321,7 @@ class CheckpointReader(StorageReader):
             with open_regular(path) as descriptor, torch.no_grad():
                 check_size(path, descriptor, self.manifest.files[name])
                 for item in items:
+                    # Detached: filling a weight is no step of autograd.
                     destination = planner.resolve_tensor(item).detach()
                     dtype = self.manifest.tensors[item.storage_index.fqn].dtype
                     place = self._places[item.storage_index]
@@ -336,12 +343,14 @@ def _read_box(
     if not place.sizes:
         destination = destination.reshape(1)
     row_bytes = prod(sizes[1:]) * dtype.itemsize
+    # One row at least, however long it is.
     step = max(1, BLOCK_BYTES // row_bytes)
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)
         data = read_exactly(
             path, descriptor, start=place.start + (first + row) * row_bytes, num_bytes=count * row_bytes
         )
+        # Whole rows were read, since they lie together; the columns that are wanted are cut out of them.
         rows = torch.frombuffer(data, dtype=dtype).view(count, *sizes[1:])
         for dim, (column, length) in enumerate(zip(columns, lengths, strict=True), start=1):
             rows = rows.narrow(dim, column, length)
@@ -374,6 +383,7 @@ def _entry(item: WriteItem) -> tuple[str, torch.dtype, tuple[int, ...], int]:
     sizes = tuple(data.chunk.sizes)
     dtype = data.properties.dtype
     whole = sizes == tuple(data.size)
+    # Two parts of one tensor may lie in a file, and need different names there.
     name = item.index.fqn if whole else f"{item.index.fqn}@{','.join(map(str, data.chunk.offsets))}"
     return name, dtype, sizes, prod(sizes) * dtype.itemsize
 

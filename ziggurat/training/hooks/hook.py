@@ -117,6 +117,7 @@ class Hook(Specification, kind="hook"):
         Raises:
             ConfigError: there is one, as after a slip of the pen.
         """
+        # An attribute of the class begins with the same letters.
         moments = [name for name in vars(Hook) if name.startswith("on_") and name != "on_every_rank"]
         for name in (*moments, "close"):
             self._check_parameters(name)
@@ -136,6 +137,7 @@ class Hook(Specification, kind="hook"):
         """Refuse a method that cannot be called as its moment calls it."""
         method = getattr(self, moment)
         parameters = list(inspect.signature(getattr(Hook, moment)).parameters.values())
+        # Without `self`: the method is bound, and the one of `Hook` is not.
         given = [each for each in parameters[1:] if each.kind is not each.KEYWORD_ONLY]
         named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
         found = ""
@@ -182,6 +184,7 @@ class Hooks:
 
     def __init__(self, hooks: Sequence[Hook], *, trainer: Trainer, is_first: bool) -> None:
         self._trainer = trainer
+        # Asked of all hooks, also of those that this rank does not call: ranks have to agree on it.
         self.has_own = any(_is_of_user(hook) or hook.may_stop for hook in hooks)
         self._hooks = [hook for hook in hooks if is_first or hook.on_every_rank]
         self._calling = list[str]()  # hooks that are being called, and their moments; a hook may lead to another's call
@@ -227,6 +230,7 @@ class Hooks:
     def close(self) -> None:
         """Call `close` of every hook, also where one of them raises; the first error is raised at the end."""
         first: Exception | SystemExit | None = None
+        # All of them, since each may hold something that nobody else gives back.
         for hook in self._hooks:
             self._calling.append(f"{hook!r}, close")
             try:
@@ -261,6 +265,7 @@ class Hooks:
 
     def _leads_to_itself(self, hook: Hook, moment: str) -> ConfigError:
         """Return the error for a moment of a hook whose calls lead to the same moment, and so on without an end."""
+        # The latest of the same calls: from there on the cycle repeats.
         latest = max(index for index, place in enumerate(self._calling) if place == f"{hook!r}, {moment}")
         cycle = [place.rpartition(", ")[2] for place in self._calling[latest:]]
         return ConfigError(
@@ -281,6 +286,7 @@ class Hooks:
                 "raise an error that says what is wrong",
             ),
         )
+        # As `raise … from` would do, which is not possible here: it is raised later.
         refused.__cause__ = error
         return refused
 
@@ -290,10 +296,12 @@ class Hooks:
             return
         place = f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}"
         note = f"raised by {place}"
+        # The same error may come by twice, where calls of hooks are nested.
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         if isinstance(error, ZigguratError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return  # they say more than which line of the hook it was
+        # Frames of ours say nothing to whoever wrote the hook.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_package(frame.filename)]
         lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MOST_FRAMES]]
         error.in_four_parts = ConfigError(  # pyright: ignore[reportAttributeAccessIssue]
@@ -362,5 +370,6 @@ def with_own(defaults: Sequence[Hook], own: Sequence[Hook]) -> tuple[Hook, ...]:
     """Return hooks of ours, each replaced by those of the user that derive from its class."""
     found: list[Hook] = []
     for default in defaults:
+        # Several of the user's may take the place of one of ours.
         found += [hook for hook in own if isinstance(hook, type(default))] or [default]
     return tuple(found)

@@ -125,10 +125,13 @@ def rank_all(
     """
     ranks = []
     lists = []
+    # One chunk more than there are, so that the last one has an end as well.
     firsts = torch.arange(0, len(questions.users) + _QUESTIONS, _QUESTIONS, device=items_ND.device)
+    # Pairs are sorted by question, so that those of a chunk lie together.
     bounds = torch.searchsorted(questions.excluded[:, 0].contiguous(), firsts).tolist()
     for number, first in enumerate(range(0, len(questions.users), _QUESTIONS)):
         some = slice(first, first + _QUESTIONS)
+        # Questions count from 0 within a chunk.
         excluded = questions.excluded[bounds[number] : bounds[number + 1]] - questions.excluded.new_tensor([first, 0])
         found = _rank_some(
             items_ND,
@@ -146,6 +149,7 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
     users_QD = questions.users
     targets_Q = questions.targets
     size = len(questions.users)
+    # −1 reads the first item's vector, and is taken out at the end.
     own_Q = targets_Q.clamp(min=0)
     wanted_Q = (users_QD * items_ND[own_Q]).sum(dim=1) if len(items_ND) else users_QD.new_zeros(size)
     better_Q = torch.zeros_like(targets_Q)
@@ -156,16 +160,19 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
         scores_QN = users_QD @ part_ND.T
         inside = (questions.excluded[:, 1] >= first) & (questions.excluded[:, 1] < first + len(part_ND))
         pairs = questions.excluded[inside]
+        # Out of the ranking; a target among them gets its score back below.
         scores_QN[pairs[:, 0], pairs[:, 1] - first] = -torch.inf
         here_Q = ((targets_Q >= first) & (targets_Q < first + len(part_ND))).nonzero().squeeze(1)
         # One number for the target, so that how a matrix product rounds does not move it past itself.
         scores_QN[here_Q, targets_Q[here_Q] - first] = wanted_Q[here_Q]
         scores_QN.masked_fill_(scores_QN.isnan(), -torch.inf)  # sorting would put it first
         places_N = torch.arange(first, first + len(part_ND), device=part_ND.device)
+        # Equal scores stand in the order of items, so an earlier one is ahead.
         ahead_QN = (scores_QN == wanted_Q.unsqueeze(1)) & (places_N < own_Q.unsqueeze(1))
         better_Q += ((scores_QN > wanted_Q.unsqueeze(1)) | ahead_QN).sum(dim=1)
         # A stable sort of few keeps the order of equal scores; those of the items before stand first.
         top_QK, at_QK = _first(scores_QN, depth)
+        # The best so far stand in front, and the stable sort leaves them there among equals.
         both_QK = torch.cat([best_QK, top_QK], dim=1)
         numbers_QK = torch.cat([lists_QK, torch.where(top_QK > -torch.inf, at_QK + first, -1)], dim=1)
         best_QK, order_QK = both_QK.sort(dim=1, descending=True, stable=True)
@@ -179,6 +186,7 @@ def _first(scores_QN: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """The best of each row, equal ones by place; `topk` picks any of those that tie at its end, so ties are redone."""
     depth = min(depth, scores_QN.shape[1])
     top_QK, at_QK = scores_QN.topk(depth, dim=1)
+    # More items reach the last score of the list than it has places.
     is_tied = (scores_QN >= top_QK[:, -1:]).sum(dim=1) > depth
     is_tied |= (top_QK[:, 1:] == top_QK[:, :-1]).any(dim=1)
     for row in is_tied.nonzero().squeeze(1).tolist():
@@ -231,10 +239,12 @@ class FullRankingSums:
             is_repeated_Q: whether the user had the target before.
             units_Q: who asks, for error bars; None: nobody wants them.
         """
+        # A target that was not found has the rank ∞, and with it the gain 0.
         ranks = torch.where(ranks_Q > 0, ranks_Q.double(), torch.inf)
         gains = 1.0 / torch.log2(ranks + 1.0)
         within = [ranks <= k for k in self.ks]
         columns = [each.double() for each in within] + [torch.where(each, gains, 0.0) for each in within]
+        # Where answers leave out what a user had, such a target can never be in one.
         can_be_answered_Q = ~is_repeated_Q if self.repeats.answers_leave_out else torch.ones_like(is_repeated_Q)
         answered = [(each & can_be_answered_Q).double() for each in within]
         values = torch.stack(
@@ -244,6 +254,7 @@ class FullRankingSums:
         self._sums += weights_QL.double().T @ values
         if units_Q is not None:
             blocks_Q = torch.from_numpy(blocks_of(units_Q).astype(np.int64))
+            # The same sums by blocks of users, which the error is estimated from.
             self._block_sums.index_add_(0, blocks_Q, weights_QL.double().unsqueeze(2) * values.unsqueeze(1))
         for label in range(len(self.labels)):
             asked = lists_QK[weights_QL[:, label] > 0]
@@ -254,6 +265,7 @@ class FullRankingSums:
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """All metrics; NaN without a question. Collective where there is a process group."""
         sums = self._sums
+        # Reductions know no bool.
         covered = self._covered.to(torch.uint8)
         if process_group is not None:
             device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
@@ -261,6 +273,7 @@ class FullRankingSums:
             covered = covered.to(device)
             with communicating("metrics of full ranking"):
                 dist.all_reduce(sums, group=process_group)
+                # Covered by any rank is covered.
                 dist.all_reduce(covered, op=dist.ReduceOp.MAX, group=process_group)
             sums = sums.cpu()
             covered = covered.cpu()
@@ -288,6 +301,7 @@ class FullRankingSums:
             with communicating("errors of full ranking"):
                 dist.all_reduce(sums, group=process_group)
             sums = sums.cpu()
+        # The sums without each block in turn: the jackknife.
         without = sums.sum(dim=0) - sums  # (blocks, labels, columns)
         means = (without / without[:, :, -1:]).numpy()
         names = [f"full_recall@{k}" for k in self.ks] + [f"full_ndcg@{k}" for k in self.ks] + ["full_mrr"]
@@ -358,6 +372,7 @@ class HadBefore:
         order = np.lexsort((items, groups))
         groups = groups[order]
         items = items[order]
+        # The first pair is new whatever it is; of no pair the slice leaves nothing.
         is_new = np.r_[True, (groups[1:] != groups[:-1]) | (items[1:] != items[:-1])][: len(groups)]
         self._groups = groups[is_new]
         self._items = items[is_new]
@@ -367,5 +382,6 @@ class HadBefore:
         first = np.searchsorted(self._groups, groups_Q, side="left")
         lengths = np.searchsorted(self._groups, groups_Q, side="right") - first
         starts = np.cumsum(lengths) - lengths
+        # The place of each item: where its group begins, and its number within the group.
         places = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
         return np.repeat(np.arange(len(groups_Q)), lengths), self._items[places]

@@ -80,6 +80,7 @@ def version_lines() -> dict[str, str]:
     for name in PACKAGES:
         try:
             lines[name] = importlib.metadata.version(name)
+        # Packages of kernels are optional, so that absent ones are no news.
         except importlib.metadata.PackageNotFoundError:
             continue
     return lines
