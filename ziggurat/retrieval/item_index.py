@@ -101,6 +101,7 @@ class ItemIndex(nn.Module):
         self.filters = filters
         self.cache = FilterCache(self.config.cache_bytes)
         main = Segment(vectors=vectors, filters=filters, alive=alive)
+        # Behind the largest number that was ever given, so that none comes twice.
         next_number = int(vectors.stored_order.max()) + 1 if len(vectors) else 0
         self._live = Live(main=main, next_number=next_number)
         self._writing = threading.Lock()
@@ -180,6 +181,7 @@ class ItemIndex(nn.Module):
     def fork(self) -> ItemIndex:
         """An index of the same items that changes on its own; nothing is copied but what its changes will make."""
         index = ItemIndex(self.vectors, filters=self.filters, config=self.config)
+        # The state is never changed in place, so both may hold the same one until either changes.
         index._live = self._live
         return index
 
@@ -209,6 +211,7 @@ class ItemIndex(nn.Module):
         if probes is not None:
             check_count(probes, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
         queries = as_matrix(queries, argument="queries")
+        # Taken once: a change puts another state in place, and this search goes on with its own.
         live = self._live
         num = len(queries)
         wanted = one_a_query(filters, num, name="filters")
@@ -219,6 +222,7 @@ class ItemIndex(nn.Module):
         scores = found.scores
         if live.fresh is not None:
             own = live.fresh.search_whole(queries, k=k, filters=wanted, exclude=seen)
+            # Both segments have their own best, and the best of both are among these.
             scores, items = best_of(torch.cat([scores, own.scores], 1), torch.cat([items, own.positions], 1), k=k)
         return Answers(scores=scores, items=items, plans=plans, version=live.version)
 
@@ -237,6 +241,7 @@ class ItemIndex(nn.Module):
         """
         vectors = as_matrix(vectors, argument="vectors")
         items = None if items is None else as_polars(items, where="ItemIndex.add, argument 'items'")
+        # One change at a time, as each begins from the state that it finds.
         with self._writing:
             begin = self._live.next_number
             numbers = torch.arange(begin, begin + len(vectors))
@@ -281,6 +286,7 @@ class ItemIndex(nn.Module):
     def notes(self, wanted: Filter | str) -> tuple[str, ...]:
         """Values in a filter that no item has, with the nearest that some have."""
         of_segments = [each.filters.notes(wanted) for each in self._live.segments() if each.filters is not None]
+        # Of a segment that has the value nothing is said, so it is absent only where all segments say so.
         absent = [{note.partition(";")[0] for note in notes} for notes in of_segments[1:]]
         first = of_segments[0] if of_segments else []
         return tuple(note for note in first if all(note.partition(";")[0] in each for each in absent))
@@ -298,6 +304,7 @@ class ItemIndex(nn.Module):
             ConfigError: the index has no attributes.
         """
         live = self._live
+        # The fresh segment first: an item that was updated stands in both.
         for segment in (live.fresh, live.main):
             position = -1 if segment is None else int(segment.positions_of(torch.tensor([number]))[0])
             if segment is not None and position >= 0 and segment.is_alive(position):

@@ -86,6 +86,7 @@ class ShardVersions:
     def __init__(self, load: LoadShard) -> None:
         self._load = load
         self._versions: dict[str, _LoadedVersion] = {}
+        # One load at a time: several workers in front may ask for the same version at once.
         self._loading = threading.Lock()
 
     def load(self, folder: Path) -> str:
@@ -97,6 +98,7 @@ class ShardVersions:
                 _warm_up(index)
                 self._versions = {**self._versions, version: _LoadedVersion(index=index)}
                 _log.info("a shard holds version %s of %s, %d items", version, quoted(str(folder)), len(index))
+            # From here on the time counts in which nobody asks for it.
             self._versions[version].used = time.monotonic()
             self._drop_old()
             return version
@@ -116,9 +118,11 @@ class ShardVersions:
         loaded = self._versions.get(version)
         if loaded is None:
             return False
+        # Several workers in front send the same state.
         if state not in loaded.states:
             loaded.states[state] = loaded.index.changed(change)
             while len(loaded.states) > _MOST_STATES:
+                # The oldest states go first: workers follow changes within half a second.
                 loaded.states.popitem(last=False)
         return True
 
@@ -132,6 +136,7 @@ class ShardVersions:
         }
 
     def _drop_old(self) -> None:
+        # Versions stand in the order in which they were loaded.
         newest = list(self._versions)[-1]
         now = time.monotonic()
         self._versions = {
@@ -172,6 +177,7 @@ class ShardApp:
                 Route("/metrics", self._metrics),
                 Route("/shard", self._shard),
                 Route("/state", self._state, methods=["POST"]),
+                # Only where the config says so, since it loads what a path names.
                 *([Route("/admin/load", self._admin_load, methods=["POST"])] if config.admin else []),
             ],
             exception_handlers={ZigguratError: _refused, ClientDisconnected: _refused, 404: _no_route, 405: _no_route},
@@ -180,6 +186,7 @@ class ShardApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of ASGI."""
         if scope["type"] == "lifespan":
+            # There is nothing to start or to end here, and the protocol wants its answers.
             for stage in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{stage}.complete"})
@@ -199,6 +206,7 @@ class ShardApp:
         await self._starlette(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
+        # Takes as long whichever byte is wrong.
         return hmac.compare_digest(header(scope, b"x-api-key").encode("latin-1"), self._key)
 
     async def _search(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
@@ -210,6 +218,7 @@ class ShardApp:
             if index is None:
                 return 409, b"no such state"
             asked = decode_question(body)
+            # In the event loop itself: questions are few, and one after the other is what is wanted.
             found = index.search(
                 asked.queries, k=asked.k, filters=asked.filters, exclude=asked.exclude, probes=asked.probes
             )
@@ -240,6 +249,7 @@ class ShardApp:
         change = decode_change(await read_body(request.scope, request.receive, config=self.config))
         version = request.headers.get(VERSION, "")
         state = request.headers.get(STATE, "")
+        # In a thread, because rows of changed items are indexed, and questions go on meanwhile.
         put = functools.partial(self.versions.put, version, state, change)
         if not await run_in_threadpool(put):
             return json_response({"missing": "version"}, status=409)
