@@ -461,8 +461,7 @@ def _adapter() -> nn.Sequential:
 
 
 def _logits(heads: nn.Module, finals: Sequence[Tensor]) -> Float[Tensor, "B L"]:
-    assert isinstance(heads, nn.ModuleList)
-    columns = [head(final) for head, final in zip(heads, finals, strict=True)]
+    columns = [head(final) for head, final in zip(heads.children(), finals, strict=True)]
     return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
 

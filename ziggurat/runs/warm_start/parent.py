@@ -78,6 +78,12 @@ class Parent:
         """Fill tensors of the same types and shapes."""
         read_tensors(self.reader, tensors)
 
+    def known_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that the parent has."""
+        shape = self.shape(name)
+        assert shape is not None, name
+        return shape
+
     def blocks(self, name: str, rows: Int64[np.ndarray, " K"], *, key: str = WEIGHT) -> Iterator[tuple[slice, Tensor]]:
         """Read some rows of a table, block by block: which of `rows` a block has, and their numbers.
 
@@ -86,8 +92,7 @@ class Parent:
             rows: rising.
             key: of the array, as the optimizer calls it.
         """
-        shape = self.shape(name)
-        assert shape is not None
+        shape = self.known_shape(name)
         row_bytes = 4 * int(np.prod(shape[1:], dtype=np.int64))
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
         for first in range(0, shape[0], step):

@@ -176,9 +176,7 @@ def _other_dims(
 
 
 def _columns_of(parent: Parent, table: str) -> int:
-    shape = parent.shape(f"{_MODEL}{_TABLES}{table}.weight")
-    assert shape is not None, table
-    return shape[1]
+    return parent.known_shape(f"{_MODEL}{_TABLES}{table}.weight")[1]
 
 
 def _refuse_no_overlap(parent: Parent, matches: list[RowMatch], *, fresh: Collection[str], inputs: InputSpec) -> None:
