@@ -44,13 +44,15 @@ def required(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def calls(name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Every required argument at once, or every field of a config alone, with each wrong value."""
+    """Every required argument at once, or where there is none each other one alone, with each wrong value."""
     function = getattr(ziggurat, name)
     for value in WRONG:
         if needed := required(function):
             yield function, dict.fromkeys(needed, value)
         elif dataclasses.is_dataclass(function):
             yield from ((function, {field.name: value}) for field in dataclasses.fields(function) if field.init)
+        else:
+            yield from ((function, {each: value}) for each in inspect.signature(function).parameters)
 
 
 @pytest.mark.parametrize("name", sorted(set(ziggurat.__all__) - LEFT_OUT - {"MODEL_CONFIGS", "ZigguratError"}))

@@ -20,6 +20,7 @@ CONTINUED = {
     ("ziggurat demo", "--out"),
     ("ziggurat train", "--out"),
     ("ziggurat stream", "--out"),
+    ("ziggurat teacher", "--out"),
     ("ziggurat compare", "--out"),
     ("ziggurat scale", "--out"),
     ("ziggurat cluster probe", "--out"),

@@ -45,7 +45,7 @@ def _shown(watermark: float, *, is_calendar: bool) -> str:
 
 def add_teacher_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `teacher`."""
-    parser.add_argument("what", choices=("log",), help="log: score examples, and keep the scores")
+    parser.add_argument("what", choices=("log",), metavar="what", help="log: score examples, and keep the scores")
     parser.add_argument("run", help="folder of a trained run: the teacher")
     parser.add_argument("data", nargs="+", help="raw files or globs: Parquet, JSON Lines, CSV, TSV (also .gz)")
     parser.add_argument("--out", metavar="FOLDER", required=True, help="the side table, which may hold other teachers")

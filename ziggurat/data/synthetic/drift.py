@@ -44,6 +44,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from ziggurat.arguments import check_arguments
 from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, Moment, RowBlock, SyntheticConfig, centred, id_probabilities
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
@@ -161,8 +162,14 @@ class DriftingTeacher:
         still: the teacher of window 0, as it would be without drift.
         labels: names of the label columns.
         come_and_go: features whose ids come and go.
+
+    Example:
+        >>> teacher = zg.DriftingTeacher(zg.DriftConfig(window_rows=1_000, preference_rate=0.1))
+        >>> teacher.frame(3).height, teacher.name(3)
+        (1000, '2026-01-04')
     """
 
+    @check_arguments
     def __init__(self, config: DriftConfig | None = None) -> None:
         self.config = config or DriftConfig()
         self.still = SyntheticTeacher(self.config.teacher)

@@ -49,6 +49,10 @@ class SyntheticConfig:
         conversion_rate: mean of P(conversion | row) / p*, for the second label `conversion`; 0: no second label.
         missing_share: share of dense values that are null; null adds nothing to the logit.
         seed: everything follows from it.
+
+    Example:
+        >>> zg.SyntheticConfig(cardinalities=(1_000, 50), click_rate=0.1).num_dense
+        4
     """
 
     num_dense: int = 4

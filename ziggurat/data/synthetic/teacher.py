@@ -39,6 +39,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ziggurat.arguments import check_arguments
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, Moment, RowBlock, SyntheticConfig
@@ -97,8 +98,14 @@ class SyntheticTeacher:
         maker: makes the blocks of rows.
         groups: names of the features that interact, group by group.
         labels: names of the label columns.
+
+    Example:
+        >>> teacher = zg.SyntheticTeacher(zg.SyntheticConfig(click_rate=0.3, seed=1))
+        >>> teacher.frame(1_000).height, teacher.labels
+        (1000, ('label',))
     """
 
+    @check_arguments
     def __init__(self, config: SyntheticConfig | None = None) -> None:
         self.config = config or SyntheticConfig()
         self.maker = maker = BlockMaker(self.config)
