@@ -18,7 +18,7 @@ from pathlib import Path
 
 FLAT = "flat"
 LEARNED, NAIVE = "coherent", "naive"
-MOST_COMPRESSION = 4  # up to which towers are to be as good as flat
+MAX_COMPRESSION = 4  # up to which towers are to be as good as flat
 CLEAR_COMPRESSION = 8  # at which the learned partition is to be clearly better on planted groups
 COLOURS = {"coherent": "#1f6f8b", "naive": "#b8b8b8", "diverse": "#c98a2b"}
 
@@ -129,7 +129,7 @@ def targets(cells: Sequence[Cell], *, planted: Sequence[str]) -> list[Target]:
     found = [
         as_good_as_flat(cell, cell_of(cells, cell.subject, FLAT, 1))
         for cell in cells
-        if cell.strategy == LEARNED and cell.compression <= MOST_COMPRESSION
+        if cell.strategy == LEARNED and cell.compression <= MAX_COMPRESSION
     ]
     found += [
         no_worse_than_naive(cell, cell_of(cells, cell.subject, NAIVE, cell.compression))

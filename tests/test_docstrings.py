@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-LEAST_WORDS = 4
+MIN_WORDS = 4
 
 
 def first_sentence(docstring: str) -> str:
@@ -28,7 +28,7 @@ def problem_of(docstring: str | None) -> str:
     sentence = first_sentence(docstring)
     if sentence.lower().startswith("see the module"):
         return "points at its module instead of saying something"
-    return "" if len(sentence.split()) >= LEAST_WORDS else f"says no more than {sentence!r}"
+    return "" if len(sentence.split()) >= MIN_WORDS else f"says no more than {sentence!r}"
 
 
 def public(body: list[ast.stmt]) -> Iterator[Definition]:

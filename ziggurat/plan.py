@@ -23,7 +23,7 @@ from ziggurat.files import Format, Seal
 from ziggurat.placements import TABLE_WISE, Placement
 from ziggurat.typed import Rank, Ranks, checked
 
-_MOST_RANKS_SHOWN = 6
+_MAX_RANKS_SHOWN = 6
 _checked = functools.partial(checked, error=PlanError)
 _WAYS_OUT = ("check the path and the file's syntax", "plan again: ziggurat plan, ziggurat towers partition")
 TOWERS = Format(name="ziggurat.towers", what="towers", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
@@ -265,8 +265,8 @@ def show_ranks(ranks: Sequence[int]) -> str:
     """Write ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}–{ranks[-1]}"
-    if len(ranks) > _MOST_RANKS_SHOWN:
-        return ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_SHOWN]) + f", … ({len(ranks)})"
+    if len(ranks) > _MAX_RANKS_SHOWN:
+        return ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_SHOWN]) + f", … ({len(ranks)})"
     return ", ".join(str(rank) for rank in ranks)
 
 

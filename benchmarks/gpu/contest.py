@@ -14,7 +14,7 @@ from benchmarks.report import Case
 from benchmarks.workload import Workload
 
 _CYCLES_PER_S = 2e9  # of a GPU at its highest clock, about: a slower one is busy for longer
-_MOST_BUSY_S = 0.5
+_MAX_BUSY_S = 0.5
 Measure = Callable[["Machine"], "list[Case] | str"]
 
 
@@ -73,7 +73,7 @@ class Machine:
             repeats: how many.
             call_s: about how long the host takes for one.
         """
-        busy_s = min(repeats * call_s * 1.5, _MOST_BUSY_S)
+        busy_s = min(repeats * call_s * 1.5, _MAX_BUSY_S)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self.wait()
         torch.cuda._sleep(int(busy_s * _CYCLES_PER_S))

@@ -22,7 +22,7 @@ from ziggurat.runs.execute import train_run
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import Progress
 
-_LEAST_SEEDS = 3  # fewer decide nothing
+_MIN_SEEDS = 3  # fewer decide nothing
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Found:
         deviation = statistics.stdev(self.plain.values()) if len(self.plain) > 1 else None
         mean = statistics.fmean(different) if different else None
         is_within = None if mean is None or deviation is None else abs(mean) <= deviation
-        is_within = is_within if len(different) >= _LEAST_SEEDS else None
+        is_within = is_within if len(different) >= _MIN_SEEDS else None
         verdict = "" if is_within is None or not self.variant.promised else ("met" if is_within else "missed")
         return {
             "recipe": self.subject,

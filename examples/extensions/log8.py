@@ -26,7 +26,7 @@ from ziggurat.ops.row_formats.noise import noise
 _SCALE_BYTES = 4
 _SIGN = 128
 _LEVELS = torch.cat([torch.zeros(1), torch.exp2((torch.arange(1, 128) - 127) / 8)])  # of a row whose scale is 1
-_LEAST_SCALE = 2.0**-100  # rows below it are zeros: their levels would not be normal numbers
+_MIN_SCALE = 2.0**-100  # rows below it are zeros: their levels would not be normal numbers
 
 
 class Log8(RowFormat):
@@ -47,7 +47,7 @@ class Log8(RowFormat):
         magnitudes = values_ND.abs()
         scale_N1 = magnitudes.amax(dim=1, keepdim=True)
         scale_N1 = torch.where(scale_N1.isfinite(), scale_N1, torch.nan)
-        scale_N1 = torch.where(scale_N1 < _LEAST_SCALE, 0.0, scale_N1)
+        scale_N1 = torch.where(scale_N1 < _MIN_SCALE, 0.0, scale_N1)
         levels = _LEVELS.to(values_ND.device)
         # The quotient is rounded, so its place may be off by one at a level; comparing with products repairs that.
         place = torch.bucketize((magnitudes / scale_N1).nan_to_num(0.0), levels, right=True).clamp(1, 127)

@@ -32,7 +32,7 @@ from ziggurat.features.tasks.task import LabelValues
 from ziggurat.training.metrics import Judged, Metric
 
 _MOST = 80.0  # the largest logarithm of a rate; e⁸⁰ is a number that FP32 still has
-_LEAST_RATE = 1e-12
+_MIN_RATE = 1e-12
 
 
 class Count(Task):
@@ -69,7 +69,7 @@ class Count(Task):
 
     def link(self, scores: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
         """Return the logarithms of rates: effects multiply."""
-        return np.log(np.maximum(scores, _LEAST_RATE))
+        return np.log(np.maximum(scores, _MIN_RATE))
 
     def unlink(self, values: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
         """Return rates."""
@@ -97,14 +97,14 @@ class MeanDeviance(Metric):
         samples = judged.samples
         if not samples.weight > 0:
             return math.nan
-        rates = np.maximum(samples.scores, _LEAST_RATE)
-        logarithms = np.log(np.maximum(samples.labels, _LEAST_RATE)) - np.log(rates)
+        rates = np.maximum(samples.scores, _MIN_RATE)
+        logarithms = np.log(np.maximum(samples.labels, _MIN_RATE)) - np.log(rates)
         losses = 2 * (samples.labels * logarithms - samples.labels + rates)
         return float(np.average(losses, weights=samples.weights))
 
     def most_lost(self, value: float, *, tolerance: float) -> float:
         """Hold an export in few bits to it."""
-        return tolerance * max(value, _LEAST_RATE)
+        return tolerance * max(value, _MIN_RATE)
 
 
 MEAN_DEVIANCE = Metric.add(MeanDeviance())

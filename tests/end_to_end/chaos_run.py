@@ -52,7 +52,7 @@ def train_on_disk(folder: str) -> None:
 
     All rows are few and change often: checkpoints share files although rows are overridden three times, and merge some.
     """
-    earlier.MOST_OVERRIDDEN, earlier.MOST_GENERATIONS = 3.0, 3
+    earlier.MAX_OVERRIDDEN, earlier.MAX_GENERATIONS = 3.0, 3
     rows = Path(folder).parent / "rows"
     rows.mkdir(exist_ok=True)
     _train(folder, tables=TablesConfig(disk=str(rows)))

@@ -37,7 +37,7 @@ from ziggurat.recipes.next_item import NEXT_ITEM_TABLE_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 
 OF_EVENTS = tuple(recipe.__name__ for recipe in NEXT_ITEM_TABLE_RECIPES)
-MOST_HASHED_ROWS = 500
+MAX_HASHED_ROWS = 500
 
 
 def with_rows(name: str, *, folder: Path) -> RunConfig:
@@ -106,7 +106,7 @@ def _kept(path: Path, write: Callable[[Path], object]) -> Path:
 def _few_rows(config: RunConfig) -> zg.Schema:
     """The recipe's schema with small hashed tables: MLPerf's have 204 million rows."""
     tables = tuple(
-        dataclasses.replace(table, num_rows=min(table.num_rows, MOST_HASHED_ROWS)) if table.num_rows else table
+        dataclasses.replace(table, num_rows=min(table.num_rows, MAX_HASHED_ROWS)) if table.num_rows else table
         for table in config.table_schema.tables
     )
     return dataclasses.replace(config.table_schema, tables=tables)

@@ -33,9 +33,9 @@ for seed in range(40):
     triton._MERGED_OTHERS = 4 if seed % 4 else 32
     triton._COUNTED_CLUSTERS = 4 if seed % 2 else 32
     triton._COUNTED_WORDS = 2 if seed % 2 else 8
-    triton._MOST_KEYS = 2**25 if seed % 3 else 1
+    triton._MAX_KEYS = 2**25 if seed % 3 else 1
     triton._FEWEST_PROGRAMS = 2 if seed % 2 else 64  # of several blocks each
-    triton._MOST_PROGRAMS = 2 if seed % 2 else 256
+    triton._MAX_PROGRAMS = 2 if seed % 2 else 256
     tables, queries, by_cluster, by_row = random_problem(seed, most_rows=500)
     for name, options in (("clusters", by_cluster), ("rows", by_row)):
         expected, found = (getattr(scan, f"scan_{name}_{how}") for how in ("reference", "triton"))
@@ -149,7 +149,7 @@ def test_few_queries_have_lists_that_are_merged_and_hold_what_is_wanted() -> Non
     for num, longest, most in ((1, 20_000, 400), (1, 1_000_000, 400), (64, 20_000, 400), (64, 10**6, 1000), (1, 5, 5)):
         sizes = triton._Sizes.of(num, triton._Spans(totals=torch.zeros(num), longest=longest), most=most)
         assert sizes.is_merged
-        assert sizes.programs <= max(triton._FEWEST_PROGRAMS, triton._MOST_PROGRAMS // num)
+        assert sizes.programs <= max(triton._FEWEST_PROGRAMS, triton._MAX_PROGRAMS // num)
         assert sizes.has_more or sizes.programs * sizes.block >= longest
         assert sizes.keep >= (most if sizes.has_more else min(most, sizes.block))
     for num, most in ((65, 400), (1, 5000)):

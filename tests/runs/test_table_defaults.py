@@ -28,9 +28,9 @@ from ziggurat.recipes.catalogue import (
     FEW_BATCH,
     FEW_ROWS,
     LARGER_START,
+    MAX_SUMMED,
     MEDIUM_ROWS,
     MILLION_BATCH,
-    MOST_SUMMED,
     SMALL_BATCH,
     SMALL_DCN_V2,
     SMALL_DLRM,
@@ -78,7 +78,7 @@ def test_few_rows_get_small_sizes_and_many_rows_large_ones(tmp_path: Path) -> No
 def test_a_small_dlrm_of_few_features_starts_with_the_sum_of_its_products(tmp_path: Path) -> None:
     few = run_on(tmp_path / "few.parquet", rows=1000)
     starts = list[TopStart]()
-    for num_features in (MOST_SUMMED, MOST_SUMMED + 1):
+    for num_features in (MAX_SUMMED, MAX_SUMMED + 1):
         features = tuple(Categorical(name=f"id_{index}") for index in range(num_features))
         schema = dataclasses.replace(SCHEMA, features=features)
         config = fit_to_rows(dataclasses.replace(few, table_schema=schema))

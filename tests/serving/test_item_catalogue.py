@@ -19,7 +19,7 @@ ASKED: list[Any] = [*TEXTS, "7.0", "1.0", "", " 7", "-0.0", "8", None, 7, 7.0, T
 
 
 def test_kept_ids_are_those_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_catalogue, "_MOST_KEPT", 6)  # so that it is emptied on the way
+    monkeypatch.setattr(item_catalogue, "_MAX_KEPT", 6)  # so that it is emptied on the way
     found = NumberOfId(pl.Series(TEXTS))
     draw = np.random.default_rng(0)
     for _ in range(200):

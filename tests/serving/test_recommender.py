@@ -336,7 +336,7 @@ def test_recall_is_measured_for_more_users_than_are_encoded(
     shop: Shop, loaded: zg.Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, expected = loaded.search_and_queries(num_users=7)
-    monkeypatch.setattr(load_parts, "_MOST_ENCODED", 10)
+    monkeypatch.setattr(load_parts, "_MAX_ENCODED", 10)
     many = zg.Recommender.load(shop.export)
     assert many.chain.known.encoder is None
     _, queries = many.search_and_queries(num_users=7)

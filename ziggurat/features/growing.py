@@ -18,10 +18,10 @@ from typing import Annotated
 from ziggurat.typed import Range, checked
 
 NUM_NUMBERS = 1 << 62  # of ids in encoded data
-MOST_SIGHTINGS = 255  # sightings and uses are counted in one byte
+MAX_SIGHTINGS = 255  # sightings and uses are counted in one byte
 
 NumIds = Annotated[int, Range(1, (1 << 31) - 4, "rows are counted in 31 bits")]
-Sightings = Annotated[int, Range(1, MOST_SIGHTINGS, "sightings are counted in one byte")]
+Sightings = Annotated[int, Range(1, MAX_SIGHTINGS, "sightings are counted in one byte")]
 
 
 class Evict(StrEnum):

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ziggurat.errors import SchemaError, nearest_names
-from ziggurat.features.growing import MOST_SIGHTINGS, Evict
+from ziggurat.features.growing import MAX_SIGHTINGS, Evict
 
 if TYPE_CHECKING:
     from ziggurat.features.schema import Schema, Table
@@ -113,12 +113,12 @@ def refuse_impossible_table(table: Table) -> None:
             where=where,
             ways_out="correct the number",
         )
-    if encoding == "growing" and (table.min_count > MOST_SIGHTINGS or table.max_rows):
+    if encoding == "growing" and (table.min_count > MAX_SIGHTINGS or table.max_rows):
         raise SchemaError(
-            expected=f"min_count <= {MOST_SIGHTINGS} and no max_rows for a growing table",
+            expected=f"min_count <= {MAX_SIGHTINGS} and no max_rows for a growing table",
             found=f"min_count={table.min_count}, max_rows={table.max_rows}",
             where=where,
-            ways_out=("num_rows is the limit of a growing table", f"min_count = {MOST_SIGHTINGS} or less"),
+            ways_out=("num_rows is the limit of a growing table", f"min_count = {MAX_SIGHTINGS} or less"),
         )
     if encoding != "growing" and table.evict is not Evict.LEAST_FREQUENT:
         raise SchemaError(

@@ -20,7 +20,7 @@ from ziggurat.errors import FileError
 
 _COMMAND = re.compile(r"(?:^|(?<=[\s:]))(?=(?:ziggurat|torchrun|curl|tensorboard|rm -r|pip install) )")
 _LABEL = re.compile(r"\S+(?: \S+)*\s{2,}")
-_LEAST_BESIDE = 24  # columns that are left beside a label, or its continuation begins at the left
+_MIN_BESIDE = 24  # columns that are left beside a label, or its continuation begins at the left
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _folded_line(line: str, width: int) -> list[str]:
     margin = len(line) - len(line.lstrip())
     label = _LABEL.match(line[margin:])
     indent = margin + (len(label[0]) if label is not None else 2)
-    if width - indent < _LEAST_BESIDE:
+    if width - indent < _MIN_BESIDE:
         indent = margin + 2
     lines = [line[:margin]]
     for part, gap in _parts(line[margin:]):

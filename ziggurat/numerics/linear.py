@@ -53,7 +53,7 @@ _WIDE_MOST = 2 * 127
 # VNNI multiplies unsigned by signed bytes: codes are moved above zero, and the kernel takes it off again.
 _OFFSET = 128
 _MAX_INPUTS = 2**16  # the sum over all of them fits 32 bits
-_LEAST_LARGEST = 1e-30
+_MIN_LARGEST = 1e-30
 _EXPONENT_BIAS = 127
 
 
@@ -264,7 +264,7 @@ def linear_reference(x: Float[Tensor, "*B I"], map: PackedLinear) -> Float[Tenso
     rows = x.detach().float().reshape(-1, map.inputs)
     largest = rows.abs().amax(dim=1, keepdim=True)
     is_finite = largest.isfinite()
-    largest = largest.clamp(min=_LEAST_LARGEST)
+    largest = largest.clamp(min=_MIN_LARGEST)
     scales = torch.where(is_finite, largest / most, torch.nan)
     integers = torch.where(is_finite, (rows * (most / largest)).round(), 0.0)
     x_blocks = _in_blocks(integers).double()  # whose products and sums are exact in FP64

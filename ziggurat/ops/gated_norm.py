@@ -33,7 +33,7 @@ from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
 from ziggurat.ops.machine.measured_choice import fastest, timed_size
 
 GATED_NORM_KERNELS = "ziggurat.ops.gated_norm_triton"
-_MOST_DIM = 8192  # numbers of a row that a program holds
+_MAX_DIM = 8192  # numbers of a row that a program holds
 _NUMBERS = 2048  # of a tile of rows
 _TILES = 16  # of the backward pass, that a program goes through; they are the order of the sums over rows
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -124,7 +124,7 @@ def why_not_triton(gate_ND: Tensor | None, values_ND: Tensor) -> str:
     for each in (values_ND, gate_ND):
         if each is not None and each.dtype not in _DTYPES:
             return f"rows of {each.dtype}"
-    return f"rows of {values_ND.shape[1]} numbers" if values_ND.shape[1] > _MOST_DIM else ""
+    return f"rows of {values_ND.shape[1]} numbers" if values_ND.shape[1] > _MAX_DIM else ""
 
 
 def gated_norm_triton(

@@ -43,7 +43,7 @@ from ziggurat.typed import Count, CountOrNone, checked
 
 ALL_PLACEMENTS = tuple(Placement)
 _BYTES_PER_WEIGHT = 16  # FP32: the weight, its gradient and two moments of Adam
-_MOST_SIZES = 3  # sizes of tower groups, which share the time of the search
+_MAX_SIZES = 3  # sizes of tower groups, which share the time of the search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> l
     host = cluster.devices_per_host
     # By ratios: half as many ranks are as near as twice as many.
     near = sorted(possible, key=lambda size: (abs(np.log2(size / host)), size))
-    return near[:_MOST_SIZES]
+    return near[:_MAX_SIZES]
 
 
 def planning_problem(

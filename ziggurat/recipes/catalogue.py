@@ -66,14 +66,14 @@ SMALL_DLRM = DLRMConfig(
 )
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DEEPFM = DeepFMConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
-MOST_SUMMED = 8  # features of a small DLRM that starts with the sum of its products
+MAX_SUMMED = 8  # features of a small DLRM that starts with the sum of its products
 FEW_ROWS, FEW_BATCH = 10_000, 64
 SMALL_SIZES_ROWS, MILLION_BATCH = 1_000_000, 512
 MEDIUM_ROWS = 2_000_000
-_LEAST_STEPS, _MOST_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
+_MIN_STEPS, _MAX_STEPS = 1_500, 2_500  # of small data: before patience counts, and as many as the epochs amount to
 # Of more rows, before patience counts: pairs of thousands of ids need as many samples to show, and more ids more.
-_LEAST_SAMPLES, _MOST_LEAST_SAMPLES = 2_560_000, 3_840_000
-_LEAST_PASSES = 6.4  # over all rows, between these two
+_MIN_SAMPLES, _MAX_MIN_SAMPLES = 2_560_000, 3_840_000
+_MIN_PASSES = 6.4  # over all rows, between these two
 _MILLION_STEPS = 10_000
 LARGER_START = 0.05  # standard deviation of ids whose products are summed from the first step on
 _SMALL_PATIENCE, _MEDIUM_PATIENCE, _MEDIUM_EPOCHS = 3, 2, 5
@@ -282,7 +282,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
         return logistic_run(config, rows=rows)
     small, large = _SIZES.get(type(config.model), (None, None))
     model = small if rows <= SMALL_SIZES_ROWS and small is not None and config.model == large else config.model
-    if model == SMALL_DLRM and len(config.table_schema.features) > MOST_SUMMED:
+    if model == SMALL_DLRM and len(config.table_schema.features) > MAX_SUMMED:
         model = replace(SMALL_DLRM, top_start=TopStart.DRAWN)
     training = _training_for(rows, config.training)
     if _learns_by_default(config):
@@ -332,18 +332,18 @@ def _training_for(rows: int, training: TrainingConfig) -> TrainingConfig:
         batch_size = training.loader.batch_size
         epochs = _MEDIUM_EPOCHS
         patience = _MEDIUM_PATIENCE
-        least_steps = _LEAST_SAMPLES // batch_size
+        least_steps = _MIN_SAMPLES // batch_size
     elif rows > SMALL_ROWS:
         batch_size = MILLION_BATCH
         fewest, most = _MILLION_EPOCHS
         epochs = min(max(-(-_MILLION_STEPS * batch_size // rows), fewest), most)
-        least_samples = min(max(int(_LEAST_PASSES * rows), _LEAST_SAMPLES), _MOST_LEAST_SAMPLES)
+        least_samples = min(max(int(_MIN_PASSES * rows), _MIN_SAMPLES), _MAX_MIN_SAMPLES)
         least_steps = least_samples // batch_size
     else:
         batch_size = FEW_BATCH if rows <= FEW_ROWS else SMALL_BATCH
         fewest, most = _SMALL_EPOCHS
-        epochs = min(max(-(-_MOST_STEPS * batch_size // max(rows, 1)), fewest), most)
-        least_steps = _LEAST_STEPS
+        epochs = min(max(-(-_MAX_STEPS * batch_size // max(rows, 1)), fewest), most)
+        least_steps = _MIN_STEPS
     return replace(
         training,
         epochs=epochs,

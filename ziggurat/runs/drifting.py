@@ -37,7 +37,7 @@ SCHEMA = "schema.toml"
 TRUTH = "truth.csv"
 PICTURE = "truth.svg"
 SETTINGS = "drift.json"
-_MOST_NAMES = 8  # of windows, below a plot
+_MAX_NAMES = 8  # of windows, below a plot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def truth_figure(truth: pl.DataFrame) -> Figure:
         mean = truth.select(pl.mean_horizontal(new)).to_series().to_list()
         axes.plot(places, mean, color="#3a7d44", lw=1.4, label="share of new ids")
     axes.set_ylim(0, 1)
-    step = max(1, -(-truth.height // _MOST_NAMES))
+    step = max(1, -(-truth.height // _MAX_NAMES))
     axes.set_xticks(list(places)[::step], truth["name"].to_list()[::step], fontsize=8, rotation=20, ha="right")
     axes.legend(frameon=False, fontsize=8)
     return figure

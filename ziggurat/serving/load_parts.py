@@ -33,7 +33,7 @@ from ziggurat.serving.plain_values import plain
 from ziggurat.serving.value_model.formula import ValueModel
 
 RANKER, ENCODER = "ranker", "encoder"
-_MOST_ENCODED = 1_000_000  # known users that are encoded when an export is loaded
+_MAX_ENCODED = 1_000_000  # known users that are encoded when an export is loaded
 
 
 def load_parts(export: ExportFolder, *, models: Sequence[type[object]] = ()) -> tuple[Chain, KnownUsers | None, Info]:
@@ -104,7 +104,7 @@ def further_names(model: Model | None) -> list[str]:
 
 
 def _known_sides(users: KnownUsers | None, ranker: Ranker | None, encoder: VectorEncoder | None) -> KnownSides:
-    if users is None or not 0 < users.frame.height <= _MOST_ENCODED:
+    if users is None or not 0 < users.frame.height <= _MAX_ENCODED:
         return KnownSides()
     return KnownSides(
         ranker=None if ranker is None else encode_frame(ranker.users, users.frame),

@@ -26,7 +26,7 @@ from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.team import Team
 
 _STEADY_STEPS = 100  # finite ones, in a row or not, after which a step that is not is an exception
-_MOST_GROWTH = 10.0  # of the loss since the first step
+_MAX_GROWTH = 10.0  # of the loss since the first step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,5 +177,5 @@ class Judge:
 
         Else they are the likely reason, and each batch after this one would be skipped as well.
         """
-        grown = abs(self._last_loss) > _MOST_GROWTH * max(abs(self._first_loss), 1.0)
+        grown = abs(self._last_loss) > _MAX_GROWTH * max(abs(self._first_loss), 1.0)
         return self._num_finite >= _STEADY_STEPS and not grown

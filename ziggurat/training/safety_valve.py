@@ -31,7 +31,7 @@ MIN_LOSSES = 32
 MIN_ABOVE = 3
 _SCALES = 8.0
 _OF_NORMAL = 1.4826  # MAD times this estimates the standard deviation of normal numbers
-_LEAST_SCALE = 0.01
+_MIN_SCALE = 0.01
 
 
 class SafetyValve:
@@ -78,7 +78,7 @@ class SafetyValve:
             return None
         median = statistics.median(self._losses)
         deviation = _OF_NORMAL * statistics.median(abs(each - median) for each in self._losses)
-        return median + _SCALES * max(deviation, _LEAST_SCALE * abs(median))
+        return median + _SCALES * max(deviation, _MIN_SCALE * abs(median))
 
     def _send_back(self, why: str, *, is_all: bool) -> str:
         errors = self._step.products_in_few_bits()

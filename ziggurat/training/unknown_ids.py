@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ziggurat.data.preprocess.prepared import PreparedData
 
 LARGEST_SHARE = 0.3
-_LEAST_SHARE = 0.02  # below, too few rows are judged by it to be worth the noise
+_MIN_SHARE = 0.02  # below, too few rows are judged by it to be worth the noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def unknown_shares(data: PreparedData) -> dict[str, float]:
     for spec in data.inputs.single:
         counters = split.features[spec.name]
         share = counters.unknown / counters.ids if counters.ids else 0.0
-        if share >= _LEAST_SHARE:
+        if share >= _MIN_SHARE:
             shares[spec.name] = round(min(share, LARGEST_SHARE), 4)
     return shares
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.encoded.dataset import MemoryDataset
-from ziggurat.data.encoded.lanes import LEAST_LANE_ROWS, NUM_LANES
+from ziggurat.data.encoded.lanes import MIN_LANE_ROWS, NUM_LANES
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.errors import ConfigError, DataError
@@ -152,7 +152,7 @@ def test_ranks_read_little_more_than_their_share_of_row_groups(layout):
             taken = np.concatenate([np.arange(first, first + rows) for _, first, rows in here.tolist()] or [[]])
             assert len(np.unique(taken)) == len(taken) <= window.num_rows == sum(part.num_rows for part in window.parts)
             size = window.end - window.start
-            num_lanes = min(max(size // LEAST_LANE_ROWS, 1), NUM_LANES)
+            num_lanes = min(max(size // MIN_LANE_ROWS, 1), NUM_LANES)
             if size % num_lanes == 0 and layout["batch_size"] % num_lanes == 0:
                 own = -(-num_lanes // loader.world_size) + 1
                 assert window.num_rows <= own * (size // num_lanes) + layout["batch_size"]

@@ -77,7 +77,7 @@ def test_messages_that_nobody_has_read_yet_stop_nothing_that_comes_after_them() 
 
 
 def test_more_unread_messages_than_anything_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_MOST_SLOTS", 66)
+    monkeypatch.setattr(host_memory, "_MAX_SLOTS", 66)
     first, second = memories(2)
     tickets = [first.send(torch.ones(2), sizes=[1, 1], purpose="ids") for _ in range(66)]
     with pytest.raises(TopologyError, match="66 messages of this rank that are not read"):

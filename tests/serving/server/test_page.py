@@ -119,10 +119,10 @@ def test_errors_are_readable(page: Page) -> None:
 def test_nothing_is_cut_off_and_all_can_be_read(page: Page, width: int, dark: bool) -> None:
     page.resize(width=width, height=800, dark=dark)
     assert page.run("document.documentElement.scrollWidth") <= width
-    assert page.run(_LEAST_CONTRAST) >= 4.5, "of text on its ground, by the guidelines for accessible content (AA)"
+    assert page.run(_MIN_CONTRAST) >= 4.5, "of text on its ground, by the guidelines for accessible content (AA)"
 
 
-_LEAST_CONTRAST = """(() => {
+_MIN_CONTRAST = """(() => {
   const light = (text) => {
     const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((part) => {
       const value = part / 255;

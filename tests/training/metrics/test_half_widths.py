@@ -102,7 +102,7 @@ def test_what_has_no_error_bar_is_nan() -> None:
 def test_a_part_of_very_many_samples_gives_about_the_error_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     labels, scores = binary(60_000, seed=5)
     whole = filled(labels, scores).half_width("auc")
-    monkeypatch.setattr(module, "_MOST_FOR_ERROR", 10_000)
+    monkeypatch.setattr(module, "_MAX_FOR_ERROR", 10_000)
     assert filled(labels, scores).half_width("auc") == pytest.approx(whole, rel=0.5)
 
 

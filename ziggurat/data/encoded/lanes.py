@@ -46,7 +46,7 @@ from ziggurat.data.mixing import derive_seed
 
 NUM_LANES = 64
 NUM_SESSION_LANES = 32  # longer stretches of each lane in a batch, so fewer sessions are cut
-LEAST_LANE_ROWS = 64  # a small window has fewer lanes: a lane of a few rows is hardly permuted
+MIN_LANE_ROWS = 64  # a small window has fewer lanes: a lane of a few rows is hardly permuted
 
 
 Sessions = Callable[[int], np.ndarray]
@@ -202,7 +202,7 @@ class _WindowLanes:
         self.start = start
         self.end = start + num_rows
         most = NUM_LANES if sessions is None else NUM_SESSION_LANES
-        self.num = min(most, max(num_rows // LEAST_LANE_ROWS, 1))
+        self.num = min(most, max(num_rows // MIN_LANE_ROWS, 1))
         # Lanes draw with the seeds 0 to num − 1, so the order of dealing takes the next one.
         dealt = hashed_permutation(self.num, seed=derive_seed(seed, self.num))
         self._numbers = np.arange(self.num + 1)

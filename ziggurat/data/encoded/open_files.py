@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_MOST_IDLE = 16
+_MAX_IDLE = 16
 
 
 class OpenFiles:
@@ -40,7 +40,7 @@ class OpenFiles:
         """Keep a file open for its next reader; close one of the least recently read if there are many."""
         with self._lock:
             self._idle[path] = [*self._idle.pop(path, ()), file]
-            if sum(map(len, self._idle.values())) > _MOST_IDLE:
+            if sum(map(len, self._idle.values())) > _MAX_IDLE:
                 oldest, files = self._idle.popitem(last=False)
                 files.pop().close()
                 if files:

@@ -22,7 +22,7 @@ from ziggurat.data.encoded.blocks import Block, BlockLayout
 from ziggurat.data.encoded.orders import RankWindow
 from ziggurat.ops.rows import Columns
 
-_MOST_THREADS = 4  # more decode faster than one process can train
+_MAX_THREADS = 4  # more decode faster than one process can train
 
 
 def default_threads() -> int:
@@ -30,7 +30,7 @@ def default_threads() -> int:
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The cores that this process may use, which can be fewer than the machine has.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST_THREADS, cores // max(ranks_here, 1)))
+    return max(1, min(_MAX_THREADS, cores // max(ranks_here, 1)))
 
 
 class BlockReader:

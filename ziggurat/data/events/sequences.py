@@ -66,7 +66,7 @@ _FACTS = Format(name="ziggurat.events", what="what was made of events")
 _FACTS_FILE = "facts.json"
 _FORMAT = 3  # raise it when the same events become other samples, when other ones are refused, or other facts are kept
 _EVENTS_AT_ONCE = 1 << 21
-_MOST_EARLIER = 1 << 20
+_MAX_EARLIER = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def sequence_schema(schema: Schema) -> Schema:
         features=(
             *(Categorical(name=each.name, table=table_of(each)) for each in of_item),
             *lists,
-            MultiHot(name=EARLIER, table=table, max_length=_MOST_EARLIER, pooling=Pooling.NONE),
+            MultiHot(name=EARLIER, table=table, max_length=_MAX_EARLIER, pooling=Pooling.NONE),
             Moments(name=HISTORY_TIMES, max_length=length),
             Moments(name=ASKED_AT, max_length=1),
         ),

@@ -61,7 +61,7 @@ _HISTORY_WORDS = frozenset({
 })
 # fmt: on
 _FEW = 50
-_MOST_WITHOUT_GAPS = 100
+_MAX_WITHOUT_GAPS = 100
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _counts(values: pl.Series) -> bool:
     # Counts begin at 0 or 1, and ids may as well, so this alone decides nothing.
     if counts.height < 8 or int(counts[values.name][0]) > 1:
         return False
-    if counts.height > _MOST_WITHOUT_GAPS and counts.height > 0.9 * int(counts[values.name][-1]):
+    if counts.height > _MAX_WITHOUT_GAPS and counts.height > 0.9 * int(counts[values.name][-1]):
         return False
     frequency = counts["count"].head(40).to_numpy().astype(float)
     # The place of each frequency among all: the correlation of ranks is Spearman's.

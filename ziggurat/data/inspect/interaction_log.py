@@ -34,8 +34,8 @@ _ENDS = ("id", "ids", "key", "hash", "code", "uri", "url", "nr")
 _PLACES = frozenset(["position", "pos", "index", "idx", "step", "seq", "sequence", "rank", "place", "turn", "order"])
 _ACTIONS = frozenset(["event", "action", "behavior", "behaviour", "verb", "type"])
 _COUNTS = frozenset(["count", "counts", "plays", "times", "quantity", "qty", "weight", "listens", "num"])
-_MOST_ACTIONS = 50
-_MOST_REPEATED = 0.01  # share of rows whose item has two values of a column, or whose user has a position twice
+_MAX_ACTIONS = 50
+_MAX_REPEATED = 0.01  # share of rows whose item has two values of a column, or whose user has a position twice
 TIMES, POSITIONS = "table_hstu", "table_sasrec"
 PAIRS = "table_two_tower"
 
@@ -180,14 +180,14 @@ def _position(columns: Sequence[ColumnFacts], *, users: pl.Series) -> str:
         if facts.kind is not Values.WHOLE or facts.null_share or not set(words(facts.name)) & _PLACES:
             continue
         pairs = pl.DataFrame({"user": users.cast(pl.String), "place": facts.values.cast(pl.String)})
-        if pairs.height - pairs.n_unique() <= _MOST_REPEATED * pairs.height:
+        if pairs.height - pairs.n_unique() <= _MAX_REPEATED * pairs.height:
             return facts.name
     return ""
 
 
 def _is_action(facts: ColumnFacts, guess: FeatureGuess | None) -> bool:
     is_id = guess is not None and guess.feature is not None and guess.feature.is_id
-    return is_id and bool(set(words(facts.name)) & _ACTIONS) and facts.num_distinct <= _MOST_ACTIONS
+    return is_id and bool(set(words(facts.name)) & _ACTIONS) and facts.num_distinct <= _MAX_ACTIONS
 
 
 def _tells_of_item(facts: ColumnFacts, guess: FeatureGuess | None, *, item: ColumnFacts) -> bool:
@@ -197,7 +197,7 @@ def _tells_of_item(facts: ColumnFacts, guess: FeatureGuess | None, *, item: Colu
     pairs = pl.DataFrame({"item": item.values.cast(pl.String), "value": facts.values.cast(pl.String)})
     several = pairs.group_by("item").agg(pl.col("value").n_unique().alias("values"), pl.len().alias("rows"))
     of_several = several.filter(pl.col("values") > 1)["rows"].sum()
-    return bool(of_several <= _MOST_REPEATED * pairs.height)
+    return bool(of_several <= _MAX_REPEATED * pairs.height)
 
 
 def _is_count(facts: ColumnFacts) -> bool:

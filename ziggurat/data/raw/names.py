@@ -23,8 +23,8 @@ from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_p
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
 _FEATURES_OUT_OF_SCHEMA = "take these features out of the schema"
-_MOST_NAMED = 10
-_MOST_NEAREST = 3
+_MAX_NAMED = 10
+_MAX_NEAREST = 3
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _OF_VALUES = (  # faults that a missing value in their place mends
     BadReason.NOT_A_NUMBER,
@@ -88,11 +88,11 @@ def missing_column(
     free = [each for each in known if each not in missing]
     hints = [
         f"rename {near[0]!r} to {each!r}, or set column = {near[0]!r} in the schema: that is the nearest name"
-        for each in missing[:_MOST_NEAREST]
+        for each in missing[:_MAX_NEAREST]
         if (near := nearest_names(each, free))
     ]
-    named = ", ".join(map(repr, missing[:_MOST_NAMED]))
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    named = ", ".join(map(repr, missing[:_MAX_NAMED]))
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
     are_many = len(missing) > 1
     return SchemaError(
         expected=f"columns {named}{more}" if are_many else f"a column {named}",

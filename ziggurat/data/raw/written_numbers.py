@@ -39,8 +39,8 @@ from ziggurat.features.number_marks import ThousandsMark as ThousandsMark
 
 _CURRENCY = r"[$€£¥₹]"
 _SPACES = " \u00a0\u202f\u2009"
-_MOST_WITHOUT_ZERO = 50  # distinct fractions of two digits and more: that none begins with 0 has a chance of 0.5 %
-_LEAST_MARKED = 5  # distinct cells with three digits behind their only mark, before that is taken for thousands
+_MAX_WITHOUT_ZERO = 50  # distinct fractions of two digits and more: that none begins with 0 has a chance of 0.5 %
+_MIN_MARKED = 5  # distinct cells with three digits behind their only mark, before that is taken for thousands
 
 
 _CHARACTERS = {
@@ -575,7 +575,7 @@ def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
         unmarked = digits.filter(~digits.str.contains(mark))
         sure = several or both or marks.thousands in (ThousandsMark.SPACE, ThousandsMark.APOSTROPHE)
         # If all numbers without a mark are below a thousand, marks begin where thousands do.
-        if sure or (len(grouped) >= _LEAST_MARKED and len(unmarked) and _below_a_thousand(unmarked)):
+        if sure or (len(grouped) >= _MIN_MARKED and len(unmarked) and _below_a_thousand(unmarked)):
             return _Reading.SURE
         return _Reading.AMBIGUOUS
     fraction = "," if marks.decimal is DecimalMark.COMMA else "."
@@ -586,7 +586,7 @@ def _reading(unique: pl.Series, marks: WrittenNumbers) -> _Reading | None:
     if not may_be_thousands:
         return _Reading.SURE
     others = digits.filter(~digits.str.contains(fraction, literal=True))
-    if len(fractions) >= _LEAST_MARKED and len(others) and _below_a_thousand(others):
+    if len(fractions) >= _MIN_MARKED and len(others) and _below_a_thousand(others):
         return _Reading.UNLIKELY
     return _Reading.AMBIGUOUS
 
@@ -616,7 +616,7 @@ def _pairs(unique: pl.Series) -> _Pairs:
     if not texts.str.contains(r"^\d+,\d{1,3}$").all():
         return _Pairs.IDS
     num_longer = texts.str.contains(r",\d\d").sum()
-    return _Pairs.IDS if num_longer >= _MOST_WITHOUT_ZERO else _Pairs.EITHER
+    return _Pairs.IDS if num_longer >= _MAX_WITHOUT_ZERO else _Pairs.EITHER
 
 
 def _below_a_thousand(texts: pl.Series) -> bool:

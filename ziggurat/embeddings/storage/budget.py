@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ziggurat.ops.machine.memory import size_text
 
-LEAST_PLACES = 1024  # rows that a storage may hold, however little was asked for
+MIN_PLACES = 1024  # rows that a storage may hold, however little was asked for
 
 
 class Holds(Protocol):
@@ -40,7 +40,7 @@ class MemoryBudget:
 
     def places(self, storage: Holds) -> int:
         """Return how many rows a storage may hold."""
-        return max(LEAST_PLACES, self._asked(storage))
+        return max(MIN_PLACES, self._asked(storage))
 
     def held_text(self, storage: Holds, *, num_places: int, num_bytes: int) -> str:
         """Say how many rows a storage holds, for the start-up report, and where that is more than was asked for.
@@ -55,7 +55,7 @@ class MemoryBudget:
         asked = self._asked(storage)
         if held <= asked:
             return text
-        return f"{text}: {asked:,} {'was' if asked == 1 else 'were'} asked for, and {LEAST_PLACES:,} are the fewest"
+        return f"{text}: {asked:,} {'was' if asked == 1 else 'were'} asked for, and {MIN_PLACES:,} are the fewest"
 
     def share_of(self, whole_bytes: int) -> float:
         """The share of the rows that may be held, where all of them would take so many bytes."""

@@ -48,10 +48,10 @@ from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two,
 from ziggurat.ops.to_device import to_device
 
 ATTENTION_KERNELS = "ziggurat.ops.attention.triton_kernels"
-_MOST_DIM = 256
-_MOST_PIECES = 4
+_MAX_DIM = 256
+_MAX_PIECES = 4
 _PROGRAMS = 512  # of biases_kernel: longer diagonals are cut until there are so many
-_MOST_STEPS = 16  # of buckets that the kernels look at behind one
+_MAX_STEPS = 16  # of buckets that the kernels look at behind one
 _PLACES = 64  # of w_pos that a program of places_kernel sums
 
 
@@ -87,7 +87,7 @@ def jagged_attention_triton(
     reason = why_not_triton(q, v)
     if reason:
         raise MissingDependencyError(
-            expected=f"a CUDA device, the package triton, FP32, FP16 or BF16, and heads of at most {_MOST_DIM}",
+            expected=f"a CUDA device, the package triton, FP32, FP16 or BF16, and heads of at most {_MAX_DIM}",
             found=reason,
             where="jagged attention by Triton",
             ways_out=("call jagged_attention: the same numbers", "move the model to a CUDA device"),
@@ -102,7 +102,7 @@ def why_not_triton(q: Tensor, v: Tensor) -> str:
         return reason
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"queries of {q.dtype}"
-    if max(q.shape[2], v.shape[2]) > _MOST_DIM:
+    if max(q.shape[2], v.shape[2]) > _MAX_DIM:
         return f"heads of {q.shape[2]} and {v.shape[2]}"
     return ""
 
@@ -382,7 +382,7 @@ def _bias_gradients(call: _Call, inputs: tuple[Tensor, ...], *, has_earlier: boo
     lead = tiles - 1 if call.context or call.has_spans or has_earlier else 0
     bands = tiles + lead
     # Few, short sequences would leave most of a GPU idle with one program a diagonal.
-    pieces = min(_MOST_PIECES, max(1, _PROGRAMS // (tiles * call.sequences)), tiles)
+    pieces = min(_MAX_PIECES, max(1, _PROGRAMS // (tiles * call.sequences)), tiles)
     shares = call.sequences * pieces
     # Zeros, not empty: programs without a tile return before they write.
     of_places = torch.zeros(shares * bands * 2 * tile if call.positions else 1, device=device)
@@ -472,7 +472,7 @@ def _borders_on(num_buckets: int, device: torch.device) -> tuple[Tensor, Tensor]
     """Return where buckets begin, and their shortest durations, padded by as many as kernels look at; made once."""
     begins = torch.cat([torch.zeros(1), bucket_begins(num_buckets)])
     # The kernels look beyond the last bucket without asking where it is: no duration is as long as these.
-    none_begins = torch.full((_MOST_STEPS,), torch.iinfo(torch.int64).max)
+    none_begins = torch.full((_MAX_STEPS,), torch.iinfo(torch.int64).max)
     limits = torch.cat([torch.zeros(1, dtype=torch.int64), bucket_limits(num_buckets), none_begins])
     return to_device(begins, device), to_device(limits, device)
 

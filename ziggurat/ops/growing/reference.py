@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from ziggurat.features.growing import MOST_SIGHTINGS, Evict, Growing
+from ziggurat.features.growing import MAX_SIGHTINGS, Evict, Growing
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.ops.growing.state import SKETCH_HASHES, GrowingState, Number
 
@@ -49,7 +49,7 @@ class ReferenceIndex:
         """Rows of ids, each used."""
         rows = self.find(ids)
         for row in rows[rows >= 0].tolist():
-            self._state.frequency[row] = min(MOST_SIGHTINGS, int(self._state.frequency[row]) + 1)
+            self._state.frequency[row] = min(MAX_SIGHTINGS, int(self._state.frequency[row]) + 1)
             self._state.last[row] = step
         return rows
 
@@ -69,7 +69,7 @@ class ReferenceIndex:
         cells = _scaled(mix(hashes + shifts[:, None]), len(sketch))
         for number, count in enumerate(counts.tolist()):
             mine = cells[:, number]
-            seen[number] = min(MOST_SIGHTINGS, int(sketch[mine].min()) + count)
+            seen[number] = min(MAX_SIGHTINGS, int(sketch[mine].min()) + count)
             # Conservative: counters that are above the new estimate belong to other ids and stay.
             sketch[mine] = np.maximum(sketch[mine], np.uint8(seen[number]))
         return seen
@@ -95,7 +95,7 @@ class ReferenceIndex:
                 del self._row_of[int(state.keys[row])]
                 num_evicted += 1
             state.keys[row], state.last[row] = key, step
-            state.frequency[row] = min(MOST_SIGHTINGS, seen[number])
+            state.frequency[row] = min(MAX_SIGHTINGS, seen[number])
             self._row_of[key] = rows[number] = row
         return rows, num_evicted
 

@@ -23,7 +23,7 @@ from ziggurat.features.growing import Counting, Growing
 QUEUE_SHARE = 64  # one row in so many is found at a time, when rows are needed
 SKETCH_HASHES = 4
 ROW = np.dtype([("key", np.uint64), ("last", np.int32), ("frequency", np.uint8)])  # packed: 13 bytes, most in one line
-_LEAST_SKETCH_BYTES = 1 << 20
+_MIN_SKETCH_BYTES = 1 << 20
 
 
 class Number(IntEnum):
@@ -115,7 +115,7 @@ def _queue_rows(growing: Growing) -> int:
 
 def _sketch_bytes(growing: Growing) -> int:
     counts = growing.counting is Counting.SKETCH and growing.admit_after > 1
-    return max(_LEAST_SKETCH_BYTES, growing.num_ids + growing.num_ids // 2) if counts else 0
+    return max(_MIN_SKETCH_BYTES, growing.num_ids + growing.num_ids // 2) if counts else 0
 
 
 class GrowingIndex(Protocol):

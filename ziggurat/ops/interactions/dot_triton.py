@@ -27,8 +27,8 @@ from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two,
 from ziggurat.ops.machine.measured_choice import fastest, timed_size
 
 DOT_KERNELS = "ziggurat.ops.interactions.dot_triton_kernels"
-_MOST_FIELDS = 64
-_MOST_DIM = 1024
+_MAX_FIELDS = 64
+_MAX_DIM = 1024
 _CHUNK = {torch.float32: 32, torch.bfloat16: 128}  # columns at a time; wider ones spill
 _TIMED = ((1, 2, 1), (8, 4, 2), (8, 2, 3), (16, 4, 3))  # samples, warps, stages
 
@@ -62,8 +62,8 @@ def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> st
             return reason
         if piece.shape[1] % dim:
             return f"a piece of {piece.shape[1]} columns, and fields have {dim}"
-    if num_fields > _MOST_FIELDS or dim > _MOST_DIM:
-        return f"it is for F <= {_MOST_FIELDS} and D <= {_MOST_DIM}, not F = {num_fields}, D = {dim}"
+    if num_fields > _MAX_FIELDS or dim > _MAX_DIM:
+        return f"it is for F <= {_MAX_FIELDS} and D <= {_MAX_DIM}, not F = {num_fields}, D = {dim}"
     return ""
 
 

@@ -40,7 +40,7 @@ from ziggurat.ops.machine.measured_choice import Answer, fastest, timed_size
 
 _KERNELS = "ziggurat.ops.interactions.fm_norm_triton"
 _MAX_PADDED = 128 * 128  # numbers of X that one program holds
-_LEAST_GAIN = 1.3  # over torch's operations, forward and backward: less is not worth other last bits
+_MIN_GAIN = 1.3  # over torch's operations, forward and backward: less is not worth other last bits
 
 
 class FMKernel(StrEnum):
@@ -205,7 +205,7 @@ def measured_form(shape: tuple[int, ...], rank: int, dtype: torch.dtype, device:
         shape=f"{shape[0]} samples, {num_fields} fields of {dim}, rank {rank}, {dtype}",
         kernels=_KERNELS,
         device=device,
-        least_gain=_LEAST_GAIN,
+        least_gain=_MIN_GAIN,
     )
 
 

@@ -42,7 +42,7 @@ LAUNCHES = Format(
     ways_out=("write it anew: ziggurat bench gpu --tune FILE", "install the package again"),
 )
 STORED = Path(__file__).with_name("launches.json")
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 
 
 class LaunchPart(StrEnum):
@@ -165,7 +165,7 @@ def launch_line(device: torch.device) -> str:
 
 def tile_rows(dim: int, *, numbers: int) -> int:
     """Return how many rows of D numbers a program holds at a time: enough reads in flight, few enough registers."""
-    return max(1, min(_MOST_ROWS, numbers // power_of_two(dim, least=1)))
+    return max(1, min(_MAX_ROWS, numbers // power_of_two(dim, least=1)))
 
 
 def _launch(entry: Mapping[str, object], part: LaunchPart, *, where: str) -> Launch:

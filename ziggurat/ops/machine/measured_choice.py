@@ -37,11 +37,11 @@ from ziggurat.files.first_kept import keep_first
 from ziggurat.ops.kernel_choice import power_of_two
 
 MEASURED = Format(name="ziggurat.measured_choice", what="a kept choice between implementations")
-MOST_SAMPLES = 8192  # of a batch that is timed: 27 fields of 128 columns are 113 MB of it, more than a cache holds
+MAX_SAMPLES = 8192  # of a batch that is timed: 27 fields of 128 columns are 113 MB of it, more than a cache holds
 _ROUNDS = 5
 _CALLS = 3  # of a round
 _CYCLES_PER_S = 2e9  # of a GPU, about
-_LEAST_SLEEP_S = 1e-3
+_MIN_SLEEP_S = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def kept_line(device: torch.device, *, folder: Path | None = None) -> str:
 
 def timed_size(batch_size: int) -> int:
     """Return the samples that are timed for batches of a size: few sizes, so that few are measured."""
-    return min(power_of_two(batch_size), MOST_SAMPLES)
+    return min(power_of_two(batch_size), MAX_SAMPLES)
 
 
 def times_in_turns(contestants: Mapping[str, Callable[[], object]], *, device: torch.device) -> dict[str, float]:
@@ -186,7 +186,7 @@ def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
     host_s = time.perf_counter() - start_s
     torch.cuda.synchronize(device)
     # The GPU sleeps until the host has launched everything: otherwise short kernels are timed by their launches.
-    torch.cuda._sleep(int(_CYCLES_PER_S * (_LEAST_SLEEP_S + 2 * _CALLS * host_s)))
+    torch.cuda._sleep(int(_CYCLES_PER_S * (_MIN_SLEEP_S + 2 * _CALLS * host_s)))
     begin.record()
     for _ in range(_CALLS):
         work()

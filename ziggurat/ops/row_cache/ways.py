@@ -33,7 +33,7 @@ from ziggurat.ops.row_cache.admission import HIT, NO_WAY, Admission
 
 NUM_WAYS = 32
 NEVER = 0  # stamp of rows that no step has touched; a row with stamp s that a load may replace has ~s, below zero
-_MOST_COUNT = (1 << 24) - 1  # also of stamps: FP32 of checkpoints holds one more
+_MAX_COUNT = (1 << 24) - 1  # also of stamps: FP32 of checkpoints holds one more
 _LAST = torch.iinfo(torch.int64).max
 _NO_STEP = torch.iinfo(torch.int32).max  # the number of a step that is only asked about
 
@@ -136,7 +136,7 @@ class Ways:
         Only the order of stamps matters, and that steps to come are later than all of them.
         """
         stamps = stamp_of(self.stamps_SW.view(-1))
-        if int(stamps.max()) <= _MOST_COUNT:
+        if int(stamps.max()) <= _MAX_COUNT:
             return stamps
         # Among them, so that ranks begin behind it and no step gets its number.
         never = stamps.new_full((1,), NEVER)
@@ -166,7 +166,7 @@ class Ways:
         places = self.find(rows_U)
         # Counted before ways are given: a new row is compared with its count of this step.
         if self.counts_R is not None:
-            self.counts_R[rows_U] = (self.counts_R[rows_U] + 1).clamp(max=_MOST_COUNT)
+            self.counts_R[rows_U] = (self.counts_R[rows_U] + 1).clamp(max=_MAX_COUNT)
         held = places >= 0
         # First of all: rows of this step must not displace each other.
         self.stamps_SW.view(-1)[places[held]] = step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.ops.bitmask import unpack_mask_reference
-from ziggurat.ops.scan.rows import LARGEST_CODE, LEAST_LARGEST, ZERO, Found, Masks, Rows, ScanTables, plane_numbers
+from ziggurat.ops.scan.rows import LARGEST_CODE, MIN_LARGEST, ZERO, Found, Masks, Rows, ScanTables, plane_numbers
 
 
 def scan_clusters_reference(
@@ -64,7 +64,7 @@ def scan_rows_reference(
 
 def round_query(query: Float[Tensor, "*Q D"]) -> tuple[Int64[Tensor, "*Q D"], Float[Tensor, "*Q"], Float[Tensor, "*Q"]]:
     """The INT8 numbers of a query (or of each of several), what one of them is worth, and their length."""
-    largest = query.float().abs().amax(-1).clamp(min=LEAST_LARGEST)
+    largest = query.float().abs().amax(-1).clamp(min=MIN_LARGEST)
     # Divided as tensors, as the kernels do it; the two roundings differ.
     inverse = torch.full_like(largest, LARGEST_CODE).div(largest)  # not LARGEST_CODE / x, which multiplies by 1 / x
     codes = torch.round(query.float() * inverse.unsqueeze(-1)).to(torch.int64)

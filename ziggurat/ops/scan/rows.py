@@ -26,7 +26,7 @@ ZERO = 128  # what a stored number has too much
 LARGEST_CODE = 127
 # Rows that are rounded together; beside them only the result is in memory.
 _AT_A_TIME = 262_144
-LEAST_LARGEST = 1e-30  # vectors that are smaller than this everywhere are rounded to zeros
+MIN_LARGEST = 1e-30  # vectors that are smaller than this everywhere are rounded to zeros
 
 Masks = Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | Sequence[Int64[Tensor, "W"] | None] | None
 
@@ -153,7 +153,7 @@ def quantize_rows(vectors: Float[Tensor, "N D"], *, order: Int64[Tensor, "M"] | 
 
 
 def _rounded(vectors: Tensor) -> Rows:
-    largest = vectors.abs().amax(dim=1).float().clamp(min=LEAST_LARGEST) if len(vectors) else vectors.new_zeros(0)
+    largest = vectors.abs().amax(dim=1).float().clamp(min=MIN_LARGEST) if len(vectors) else vectors.new_zeros(0)
     codes = torch.round(vectors.float() * (LARGEST_CODE / largest).unsqueeze(1)).to(torch.int16) + ZERO
     missing = -vectors.shape[1] % ROW_MULTIPLE
     padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, missing), value=ZERO)

@@ -48,10 +48,10 @@ from ziggurat.ops.scan.rows import Found, Masks, Rows, ScanTables
 TRITON_KERNELS = "ziggurat.ops.scan.triton_kernels"
 _BLOCK = 1024  # rows of a program
 _COLUMNS = 16  # bytes of a row that are multiplied at a time
-_MOST_KEYS = 2**25  # that are in memory at a time: 256 MB
+_MAX_KEYS = 2**25  # that are in memory at a time: 256 MB
 _NONE = -(2**63)  # the key of no row
 _FEW_QUERIES = 64  # for which nothing waits
-_MOST_PROGRAMS = 256  # of few queries together: a list each, all of which are searched for the place of a key
+_MAX_PROGRAMS = 256  # of few queries together: a list each, all of which are searched for the place of a key
 _FEWEST_PROGRAMS = 64  # of a query then
 _FEWEST_QUERIES = 8  # for which programs have few rows, so that they end sooner
 _SMALL_BLOCK = 256  # rows of such a program
@@ -398,7 +398,7 @@ class _Sizes(NamedTuple):
         if num_queries <= _FEW_QUERIES:
             block = min(longest, _SMALL_BLOCK if num_queries <= _FEWEST_QUERIES else _BLOCK)
             blocks = max(1, -(-spans.longest // block))
-            programs = min(blocks, max(_FEWEST_PROGRAMS, _MOST_PROGRAMS // num_queries))
+            programs = min(blocks, max(_FEWEST_PROGRAMS, _MAX_PROGRAMS // num_queries))
             if programs < blocks:  # a program keeps the best of all its blocks, so one has to hold as many
                 block = max(block, power_of_two(most))
                 blocks = max(1, -(-spans.longest // block))
@@ -421,7 +421,7 @@ def _best_keys(
     # There may be fewer rows than are wanted.
     wanted = min(most, width)
     # One query at least, however many keys it has.
-    at_a_time = max(1, min(num, _MOST_KEYS // width))
+    at_a_time = max(1, min(num, _MAX_KEYS // width))
     parts = []
     for first in range(0, num, at_a_time):
         some = slice(first, first + at_a_time)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-_MOST_ALIGN = 16
+_MAX_ALIGN = 16
 
 
 class FieldPlace(NamedTuple):
@@ -87,5 +87,5 @@ class WirePlaces:
             num_items=num_items,
             most_rows=max((each.num_rows for each in fields), default=0),
             most_width=max((each.width for each in fields), default=0),
-            align=math.gcd(_MOST_ALIGN, *numbers),
+            align=math.gcd(_MAX_ALIGN, *numbers),
         )

@@ -23,8 +23,8 @@ from ziggurat.ops.machine.launches import Launch, LaunchPart, launches_on, tile_
 from ziggurat.ops.wire.places import WirePlaces
 
 WIRE_KERNELS = "ziggurat.ops.wire.triton_kernels"
-_MOST_WIDTH = 4096
-_MOST_FIELDS = 65_535  # of a grid of CUDA
+_MAX_WIDTH = 4096
+_MAX_FIELDS = 65_535  # of a grid of CUDA
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,9 +66,9 @@ def why_not_triton(matrix: Tensor) -> str:
 
 def why_not_places(places: WirePlaces) -> str:
     """The reason why the kernels cannot serve a table; "" if they can."""
-    if places.most_width > _MOST_WIDTH:
-        return f"fields of {places.most_width} columns, and a program holds {_MOST_WIDTH}"
-    return f"{len(places.fields)} fields, and a launch has {_MOST_FIELDS}" if len(places.fields) > _MOST_FIELDS else ""
+    if places.most_width > _MAX_WIDTH:
+        return f"fields of {places.most_width} columns, and a program holds {_MAX_WIDTH}"
+    return f"{len(places.fields)} fields, and a launch has {_MAX_FIELDS}" if len(places.fields) > _MAX_FIELDS else ""
 
 
 def _tile(places: WirePlaces, launch: Launch) -> dict[str, int]:

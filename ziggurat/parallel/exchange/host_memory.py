@@ -58,7 +58,7 @@ _SOURCE = CppSource(
     without="go on without: ranks of one host then exchange through gloo's sockets, slower",
 )
 _NUM_SLOTS = 64  # a message looks for its place among these first: more than any step has under way
-_MOST_SLOTS = 4096  # messages of a rank that may be unread; of slots that were never used no page exists
+_MAX_SLOTS = 4096  # messages of a rank that may be unread; of slots that were never used no page exists
 _LINE = 64  # bytes that processors exchange as one; also the alignment of messages
 _FIRST_BYTES = 1 << 20
 _GLANCE_MS = 100  # how often a waiting rank looks whether the other one still lives
@@ -105,7 +105,7 @@ class _Control:
         self.used = np.ndarray((1,), np.uint32, self.memory, _USED)
         first_number = self.slot_at(0) + _LINE
         # A view of one word in each slot: the slot's size is its stride, so no slot is unpacked to be searched.
-        self.numbers = np.ndarray((_MOST_SLOTS,), np.uint32, self.memory, first_number, (self.slot_bytes,))
+        self.numbers = np.ndarray((_MAX_SLOTS,), np.uint32, self.memory, first_number, (self.slot_bytes,))
 
     def slot_at(self, slot: int) -> int:
         """The first byte of a slot."""
@@ -304,7 +304,7 @@ class HostMemory:
         usual = number % _NUM_SLOTS
         if usual not in taken:
             return usual
-        further = next((slot for slot in range(_NUM_SLOTS, _MOST_SLOTS) if slot not in taken), None)
+        further = next((slot for slot in range(_NUM_SLOTS, _MAX_SLOTS) if slot not in taken), None)
         if further is None:
             found = f"{len(taken)} messages of this rank that are not read"
             raise self._differing("the next message", expected="messages to be received", found=found)
@@ -466,7 +466,7 @@ def _slot_bytes(size: int) -> int:
 
 def _control_bytes(size: int) -> int:
     # The line of the token, that of the number of messages, then the slots.
-    return 2 * _LINE + _MOST_SLOTS * _slot_bytes(size)
+    return 2 * _LINE + _MAX_SLOTS * _slot_bytes(size)
 
 
 def _gathered(numbers: list[int], group: dist.ProcessGroup) -> list[list[int]]:

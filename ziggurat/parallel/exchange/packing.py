@@ -21,7 +21,7 @@ from ziggurat.parallel.exchange.wire import Rounding, Wire
 from ziggurat.parallel.exchange.wire_formats.packed_rows import aligned
 from ziggurat.parallel.exchange.wire_formats.scaled import SCALE_BYTES
 
-_MOST_KEPT = 64
+_MAX_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class HopPacking:
         """Places of the batch sizes of late; a table is copied to the device once."""
         if key not in self._kept:
             # All at once: sizes of batches change together, and a step has few of them.
-            if len(self._kept) >= _MOST_KEPT:
+            if len(self._kept) >= _MAX_KEPT:
                 self._kept.clear()
             self._kept[key] = places_of(make(), device=device)
         return self._kept[key]

@@ -32,8 +32,8 @@ from ziggurat.typed import checked
 
 NUM_REUSE_BINS = 17
 _SCRAMBLE = 1_000_000_007  # a prime above any number of rows here: multiplying by it permutes the rows
-_MOST_SKEW = 1.4
-_MOST_ROWS = 60.0  # of a sample, in the mean
+_MAX_SKEW = 1.4
+_MAX_ROWS = 60.0  # of a sample, in the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +140,11 @@ def draw_rows(
 def _draw_table(config: DrawConfig, index: int) -> TableDraw:
     generator = np.random.default_rng([config.seed, 0, index])
     num_rows = int(np.clip(np.exp(generator.normal(10.5, 1.8)), 50, config.max_rows))
-    skew = float(generator.choice(config.skews) if config.skews else generator.uniform(0.0, _MOST_SKEW))
+    skew = float(generator.choice(config.skews) if config.skews else generator.uniform(0.0, _MAX_SKEW))
     is_single = bool(generator.random() < config.single_share)
     usual = config.list_lengths[index // config.num_tables % len(config.list_lengths)]
     lengths_median = np.log(max(usual - 1.0, 1e-3))
-    pooling = 1.0 if is_single else float(np.clip(1.0 + generator.lognormal(lengths_median, 1.0), 1.0, _MOST_ROWS))
+    pooling = 1.0 if is_single else float(np.clip(1.0 + generator.lognormal(lengths_median, 1.0), 1.0, _MAX_ROWS))
     offset = int(generator.integers(num_rows))
     lengths = []
     rows = []

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting, room_for
+from ziggurat.embeddings.storage.disk import MIN_PLACES, held_room, most_waiting, room_for
 from ziggurat.errors import ConfigError
 from ziggurat.ops.machine.memory import enough_text, size_text
 from ziggurat.ops.row_formats import PLAIN, RowFormat
@@ -253,10 +253,10 @@ def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]
 
 
 def _least_held(below: list[TieredTable]) -> int:
-    """Bytes of the fewest rows that may be held of tables on a disk or the host: every storage has `LEAST_PLACES`."""
+    """Bytes of the fewest rows that may be held of tables on a disk or the host: every storage has `MIN_PLACES`."""
     rows = [sum(table.num_rows for table in below if table.dim == dim) for dim in {table.dim for table in below}]
     # The smallest storage decides, since one share holds for all.
-    share = min(1.0, LEAST_PLACES / min(rows))
+    share = min(1.0, MIN_PLACES / min(rows))
     return math.ceil(share * sum(table.all_held_bytes for table in below))
 
 

@@ -42,7 +42,7 @@ from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
 _ROW_OVERHEAD = 64  # bytes of a row's read beyond its own
 _HIT_TIME = 1.1
-_LEAST_MISSES = 0.01  # a sample does not know all rows
+_MIN_MISSES = 0.01  # a sample does not know all rows
 _HELD_TIME = 2.0  # a row of a disk that is held: copied for the step, and back
 _PLACE_TIME = 1.1  # a row of the host that is held: its place is looked up; an assumption, as that of a hit
 _MEMORY_BYTES_PER_S = 2.5e9  # scattered rows, read and updated by one core
@@ -172,7 +172,7 @@ class TieredTable:
         touches = self.lookups * self.curve.trace.all_touches / self.curve.trace.all_lookups
         held = rung.held_share * self.num_rows
         missed = self.curve.misses(held) if rung.is_in_host else self.curve.one_place(held).touches
-        return touches * max(_LEAST_MISSES, missed)
+        return touches * max(_MIN_MISSES, missed)
 
     def below_s(self, rung: Rung) -> float:
         """Seconds of the disk, or of the way to the host, for the rows of a sample."""
@@ -186,7 +186,7 @@ class TieredTable:
         """The share of the rows of a step that the rung's cache does not have; 1 without a cache."""
         if not rung.cache_share or self.curve is None:
             return 1.0
-        return max(_LEAST_MISSES, self.curve.misses(rung.cache_share * self.num_rows))
+        return max(_MIN_MISSES, self.curve.misses(rung.cache_share * self.num_rows))
 
     def time(self, rung: Rung) -> float:
         """Return the time of lookups and updates, in FP32 rows."""

@@ -22,7 +22,7 @@ import numpy as np
 from ziggurat.planning.towers.items import Floats, Indexes, Limits
 
 _MAX_ROUNDS = 100
-_LEAST_GAIN = 1e-5  # a round that lowers the cost by a smaller share is the last
+_MIN_GAIN = 1e-5  # a round that lowers the cost by a smaller share is the last
 _SMALL = 1e-9
 _NUM_NEIGHBOURS = 32
 
@@ -73,7 +73,7 @@ class Partition:
             before = self.cost
             for item in range(len(self.assignment)):
                 self._improve(item)
-            if self.cost >= before * (1 - _LEAST_GAIN):
+            if self.cost >= before * (1 - _MIN_GAIN):
                 return
 
     def repair(self) -> None:

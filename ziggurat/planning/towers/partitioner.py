@@ -54,7 +54,7 @@ from ziggurat.planning.towers.plane import Plane, PlaneConfig, classical_scaling
 from ziggurat.planning.towers.report import PartitionReport, report_on
 from ziggurat.typed import checked
 
-_MOST_NAMES = 6
+_MAX_NAMES = 6
 
 
 class TowerStrategy(StrEnum):
@@ -194,8 +194,8 @@ def _balanced(
     alone = too_heavy(items.load(config.balance), num_towers=config.num_towers, tolerance=config.tolerance)
     others = np.setdiff1d(np.arange(len(items)), alone)
     if len(alone):
-        names = ", ".join(repr(items.tables[index]) for index in alone[:_MOST_NAMES])
-        more = f" and {len(alone) - _MOST_NAMES} more" if len(alone) > _MOST_NAMES else ""
+        names = ", ".join(repr(items.tables[index]) for index in alone[:_MAX_NAMES])
+        more = f" and {len(alone) - _MAX_NAMES} more" if len(alone) > _MAX_NAMES else ""
         notes.append(
             f"balance by {config.balance.value}: heavier than a tower's share, so alone: {names}{more}; "
             "the others are balanced among themselves"

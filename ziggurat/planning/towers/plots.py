@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ziggurat.planning.towers.partitioner import TowerPartition
 
-_MOST_NAMES = 60
-_MOST_IN_LEGEND = 16
+_MAX_NAMES = 60
+_MAX_IN_LEGEND = 16
 _SUFFIXES = (".svg", ".png", ".pdf")
 
 
@@ -77,9 +77,9 @@ def _draw_plane(axes: Axes, partition: TowerPartition) -> None:
     for number, names in enumerate(partition.towers.towers):
         colour = colours(number if num_towers <= 10 else number / (num_towers - 1))
         mine = points[[position[name] for name in names]]
-        label = f"tower {number}" if num_towers <= _MOST_IN_LEGEND else None
+        label = f"tower {number}" if num_towers <= _MAX_IN_LEGEND else None
         axes.scatter(mine[:, 0].tolist(), mine[:, 1].tolist(), s=36, color=colour, label=label)
-        if len(position) <= _MOST_NAMES:
+        if len(position) <= _MAX_NAMES:
             for name, (x, y) in zip(names, mine[:, :2].tolist(), strict=True):
                 axes.annotate(_plain(name), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
     strategy = partition.towers.strategy
@@ -87,7 +87,7 @@ def _draw_plane(axes: Axes, partition: TowerPartition) -> None:
     axes.set_aspect("equal", adjustable="datalim")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    if num_towers <= _MOST_IN_LEGEND:
+    if num_towers <= _MAX_IN_LEGEND:
         axes.legend(frameon=False, fontsize=8)
 
 
@@ -103,7 +103,7 @@ def _draw_matrix(axes: Axes, partition: TowerPartition) -> AxesImage:
         border += len(names)
         axes.axhline(border, color="white", lw=1)
         axes.axvline(border, color="white", lw=1)
-    if len(order) <= _MOST_NAMES:
+    if len(order) <= _MAX_NAMES:
         labels = [_plain(name) for name in partition.towers.features]
         axes.set_xticks(range(len(order)), labels, rotation=90, fontsize=6)
         axes.set_yticks(range(len(order)), labels, fontsize=6)

@@ -35,7 +35,7 @@ from ziggurat.retrieval.filters.schema import Attribute
 
 _FEW_PLANES = 4  # are read faster than one byte an item
 _ITEMS_TO_A_LISTED_ONE = 32  # above, a mask is smaller than the list
-_MOST_FOUND = 4096  # texts whose codes are remembered
+_MAX_FOUND = 4096  # texts whose codes are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +336,7 @@ class AttributeIndex(nn.Module):
         if value in (found := self._found):
             return found.get(value)
         code = self._search(value)
-        if len(found) >= _MOST_FOUND:
+        if len(found) >= _MAX_FOUND:
             self._found = {}  # another thread may still read the old ones
         self._found[value] = code
         return code

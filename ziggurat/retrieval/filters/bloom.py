@@ -23,7 +23,7 @@ from jaxtyping import Int64, UInt64
 
 from ziggurat.data.mixing import splitmix64
 
-MOST_PLANES = 512
+MAX_PLANES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ def predicted_rate(lengths: Int64[np.ndarray, "T"], *, width: int, hashes: int) 
 
 
 def width_for(lengths: Int64[np.ndarray, "T"], *, hashes: int, rate: float) -> int:
-    """The number of planes that keeps the expected rate below `rate`, if `MOST_PLANES` do."""
+    """The number of planes that keeps the expected rate below `rate`, if `MAX_PLANES` do."""
     low = hashes
-    high = MOST_PLANES
+    high = MAX_PLANES
     while low < high:
         middle = (low + high) // 2
         if predicted_rate(lengths, width=middle, hashes=hashes) <= rate:

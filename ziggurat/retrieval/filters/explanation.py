@@ -20,9 +20,9 @@ from ziggurat.retrieval.filters.literals import show_value
 from ziggurat.typed import quoted
 
 _WORDS = {True: "yes", False: "no", None: "unknown"}
-_MOST_SHOWN = 8
-_MOST_COMPARED = 2_000  # values that are compared with those of a filter: 10 to 20 ms at most
-_MOST_NOTES = 8
+_MAX_SHOWN = 8
+_MAX_COMPARED = 2_000  # values that are compared with those of a filter: 10 to 20 ms at most
+_MAX_NOTES = 8
 
 
 def explain_item(wanted: Filter, attributes: Mapping[str, AttributeIndex], *, position: int, planes: Tensor) -> str:
@@ -52,8 +52,8 @@ def notes_of(wanted: Filter, attributes: Mapping[str, AttributeIndex]) -> list[s
         if not isinstance(term, Missing) and _is_empty(attributes[term.attribute].codes_of(term))
     }
     notes = []
-    left = _MOST_COMPARED
-    for text, term in list(absent.items())[:_MOST_NOTES]:
+    left = _MAX_COMPARED
+    for text, term in list(absent.items())[:_MAX_NOTES]:
         note = f"no item has {text:.200}"
         if isinstance(term, Equals):
             attribute = attributes[term.attribute]
@@ -90,5 +90,5 @@ def _shown(values: list | None, attribute: AttributeIndex) -> str:
     if values is None:
         return "missing"
     texts = [show_value(value, attribute.stored.attribute) for value in values]
-    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
-    return ", ".join([*texts[:_MOST_SHOWN], *more]) or "an empty list"
+    more = [f"and {len(texts) - _MAX_SHOWN} more"] if len(texts) > _MAX_SHOWN else []
+    return ", ".join([*texts[:_MAX_SHOWN], *more]) or "an empty list"

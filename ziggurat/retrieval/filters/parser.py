@@ -30,9 +30,9 @@ from ziggurat.retrieval.filters.literals import above, below, boolean_of, range_
 from ziggurat.retrieval.filters.schema import Attribute, AttributeKind, FilterSchema
 from ziggurat.typed import nearest, quoted
 
-MOST_CHARACTERS = 16_384
-MOST_TERMS = 1_024
-MOST_NESTING = 64
+MAX_CHARACTERS = 16_384
+MAX_TERMS = 1_024
+MAX_NESTING = 64
 
 T = TypeVar("T")
 
@@ -63,9 +63,9 @@ def parse_filter(text: str, *, schema: FilterSchema, left_out: Mapping[str, str]
             where="a filter",
             ways_out='write it as text, such as "genres:Drama AND NOT year:1995..1999"',
         )
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise FilterError(
-            expected=f"a filter of at most {MOST_CHARACTERS:,} characters",
+            expected=f"a filter of at most {MAX_CHARACTERS:,} characters",
             found=f"{len(text):,} characters",
             where="a filter",
             ways_out=("ask for less at a time", "give items never to return as `exclude`, not in the filter"),
@@ -107,8 +107,8 @@ class _Parser:
 
     def _one(self, depth: int) -> Expression:
         # Python's own recursion ends with a traceback, long before such a filter means anything.
-        if depth > MOST_NESTING:
-            raise self._error(self._at, f"at most {MOST_NESTING} NOTs and parentheses in each other", "one more", _FLAT)
+        if depth > MAX_NESTING:
+            raise self._error(self._at, f"at most {MAX_NESTING} NOTs and parentheses in each other", "one more", _FLAT)
         start = self._at
         if self._take("("):
             inside = self._any(depth + 1)
@@ -120,8 +120,8 @@ class _Parser:
             return Not(self._one(depth + 1))
         # Counted here, where each predicate passes once, however deep it stands.
         self._terms += 1
-        if self._terms > MOST_TERMS:
-            raise self._error(start, f"at most {MOST_TERMS:,} predicates", "one more", _SHORTER)
+        if self._terms > MAX_TERMS:
+            raise self._error(start, f"at most {MAX_TERMS:,} predicates", "one more", _SHORTER)
         return self._predicate()
 
     def _predicate(self) -> Expression:
@@ -177,8 +177,8 @@ class _Parser:
         while self._take(","):
             # Each value costs as much as a predicate.
             self._terms += 1
-            if self._terms > MOST_TERMS:
-                raise self._error(self._at, f"at most {MOST_TERMS:,} values and predicates", "one more", _SHORTER)
+            if self._terms > MAX_TERMS:
+                raise self._error(self._at, f"at most {MAX_TERMS:,} values and predicates", "one more", _SHORTER)
             members.append(self._range(attribute))
         if not self._take(")"):
             raise self._error(self._at, "',' or ')'", self._rest(), "separate values by commas", _QUOTE)

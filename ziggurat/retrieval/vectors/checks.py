@@ -15,11 +15,11 @@ from ziggurat.ops.bitmask import num_words
 from ziggurat.ops.scan import Masks
 from ziggurat.typed import quoted
 
-_MOST_VECTORS = 2**31 - 1  # positions are stored in 32 bits
+_MAX_VECTORS = 2**31 - 1  # positions are stored in 32 bits
 _BLOCK = 65_536
-_MOST_COLUMNS = 2**14  # products of more are no 32-bit numbers
-_MOST_K = 2**20  # each query gets room for so many
-_LEAST_SIZE, _MOST_SIZE = 1e-30, 1e18  # of the largest number of a vector: products of two neither vanish nor overflow
+_MAX_COLUMNS = 2**14  # products of more are no 32-bit numbers
+_MAX_K = 2**20  # each query gets room for so many
+_MIN_SIZE, _MAX_SIZE = 1e-30, 1e18  # of the largest number of a vector: products of two neither vanish nor overflow
 
 
 def as_matrix(vectors: Any, *, argument: str) -> Tensor:
@@ -54,9 +54,9 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
     Raises:
         DataError: says which row.
     """
-    if vectors.dim() != 2 or not 1 <= vectors.shape[1] <= _MOST_COLUMNS or len(vectors) > _MOST_VECTORS:
+    if vectors.dim() != 2 or not 1 <= vectors.shape[1] <= _MAX_COLUMNS or len(vectors) > _MAX_VECTORS:
         raise DataError(
-            expected=f"a matrix of item vectors: at most {_MOST_VECTORS:,} rows, one column to {_MOST_COLUMNS:,}",
+            expected=f"a matrix of item vectors: at most {_MAX_VECTORS:,} rows, one column to {_MAX_COLUMNS:,}",
             found=f"a tensor of shape {tuple(vectors.shape)}",
             where="building a vector index",
             ways_out=("give one row an item", "divide more items among several indices"),
@@ -84,11 +84,11 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
 
 
 def _check_sizes(sizes: Float[Tensor, "N"]) -> None:
-    wrong = (sizes > _MOST_SIZE) | ((sizes > 0) & (sizes < _LEAST_SIZE))
+    wrong = (sizes > _MAX_SIZE) | ((sizes > 0) & (sizes < _MIN_SIZE))
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise DataError(
-            expected=f"item vectors whose largest number is between {_LEAST_SIZE:g} and {_MOST_SIZE:g}, or zero",
+            expected=f"item vectors whose largest number is between {_MIN_SIZE:g} and {_MAX_SIZE:g}, or zero",
             found=f"{float(sizes[row]):g}; {int(wrong.sum()):,} such rows in all",
             where=f"building a vector index, row {row}",
             ways_out="scale all vectors by one number: the order of inner products stays",
@@ -101,10 +101,10 @@ def check_numbers(numbers: Int64[Tensor, "N"], num: int) -> None:
     Raises:
         DataError: says what is wrong.
     """
-    fits = numbers.shape == (num,) and (num == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) <= _MOST_VECTORS))
+    fits = numbers.shape == (num,) and (num == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) <= _MAX_VECTORS))
     if not fits or len(numbers.unique()) < num:
         raise DataError(
-            expected=f"{num:,} different numbers from 0 to {_MOST_VECTORS:,}",
+            expected=f"{num:,} different numbers from 0 to {_MAX_VECTORS:,}",
             found=f"a tensor of shape {tuple(numbers.shape)}" + (", with a number twice" if fits else ""),
             where="numbers of the vectors of an index",
             ways_out="give each vector one number of its own",
@@ -132,8 +132,8 @@ def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, scales: F
             where="search of a vector index",
             ways_out="use the encoder whose items the index holds",
         )
-    if type(k) is not int or not 1 <= k <= _MOST_K:
-        check_count(k, 1, _MOST_K, name="k", ways_out="ask for at least 1 item, as a whole number, and not for more")
+    if type(k) is not int or not 1 <= k <= _MAX_K:
+        check_count(k, 1, _MAX_K, name="k", ways_out="ask for at least 1 item, as a whole number, and not for more")
     _check_device(queries, scales, what="queries")
     if masks is not None:
         _check_masks(masks, len(queries), num_words(len(scales)))

@@ -30,7 +30,7 @@ from ziggurat.ops.kernel_choice import power_of_two
 from ziggurat.ops.scan import Found, Masks
 from ziggurat.ops.scan.triton import refuse_not_finite
 
-_MOST_FORMS = 32
+_MAX_FORMS = 32
 
 # From queries and masks to what was found, and which queries are finite.
 Answer = Callable[[Tensor, Masks], tuple[Found, Bool[Tensor, "Q"]]]
@@ -102,7 +102,7 @@ class SearchGraphs:
 
         Args:
             answer: what is captured: it depends on queries, masks and the form alone.
-            queries: `MOST_QUERIES` at most.
+            queries: `MAX_QUERIES` at most.
             masks: as for `VectorIndex.search`.
             form: of the question.
 
@@ -118,7 +118,7 @@ class SearchGraphs:
             if key not in self._forms:
                 # A form is captured when it comes again: for a single search that would not pay.
                 self._forms[key] = None
-                if len(self._forms) > _MOST_FORMS:
+                if len(self._forms) > _MAX_FORMS:
                     self._forms.popitem(last=False)
                 found, are_finite = answer(queries, masks)
                 refuse_not_finite(queries, are_finite)

@@ -24,8 +24,8 @@ from ziggurat.errors import DataError, ExportError, RequestError, SchemaError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, column_of, table_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 
-LEAST_ITEMS = 0.5
-LEAST_USERS = 0.1
+MIN_ITEMS = 0.5
+MIN_USERS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,9 @@ def known_shares(
         catalogue: items.
         users: known users, or None.
     """
-    asked = [("items", catalogue.columns.id, catalogue.ids, LEAST_ITEMS)]
+    asked = [("items", catalogue.columns.id, catalogue.ids, MIN_ITEMS)]
     if users is not None:
-        asked.append(("users", users.id_column, users.ids, LEAST_USERS))
+        asked.append(("users", users.id_column, users.ids, MIN_USERS))
     found = []
     for what, column, ids, least in asked:
         of_ranker = _known(ranker, column, ids)

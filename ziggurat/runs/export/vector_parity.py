@@ -33,10 +33,10 @@ from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.packed_model import PackedModel
 
-LEAST_RECALL = 0.95
+MIN_RECALL = 0.95
 _USERS = 256
 _QUESTIONS = 32
-_MOST_BEST = 100
+_MAX_BEST = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
     as_requests = _products_of_rows(theirs, request_rows(changed))
     first = np.concatenate(of_run)
     second = np.concatenate(of_export)
-    best = min(_MOST_BEST, len(catalogue), chain.settings.num_candidates)
+    best = min(_MAX_BEST, len(catalogue), chain.settings.num_candidates)
     items = mine.item_vectors(catalogue.frame)
     return VectorParity(
         num_rows=len(first),
@@ -146,9 +146,9 @@ def refuse_other_vectors(parity: VectorParity, *, config: ExportConfig, where: s
             where=where,
             ways_out=("`ziggurat doctor` says which kernels this machine uses", "take it all the same: --allow"),
         )
-    if not config.is_exact and not parity.recall >= LEAST_RECALL:
+    if not config.is_exact and not parity.recall >= MIN_RECALL:
         raise ExportError(
-            expected=f"at least {LEAST_RECALL:.0%} of the run's best {parity.best} items of a user",
+            expected=f"at least {MIN_RECALL:.0%} of the run's best {parity.best} items of a user",
             found=parity.line(),
             where=where,
             ways_out=(

@@ -16,7 +16,7 @@ from ziggurat.planning.cluster.cluster import Cluster
 
 _RANGE = re.compile(r"([a-z0-9]+)x\{(\d+)\.\.(\d+)\}")
 _ONE = re.compile(r"([a-z]+[0-9]*?)x(\d+)")
-_LEAST_EXPANDED = 3  # names: two may as well be two clusters that somebody wants to compare
+_MIN_EXPANDED = 3  # names: two may as well be two clusters that somebody wants to compare
 
 
 def clusters_named(words: Sequence[str]) -> list[Cluster]:
@@ -53,7 +53,7 @@ def _doubled(kind: str, first: int, last: int) -> list[Cluster]:
 def _expanded(words: Sequence[str]) -> tuple[str, int, int] | None:
     """Kind, first and last number if the words are a range that a shell has expanded: consecutive numbers."""
     matches = [_ONE.fullmatch(word) for word in words]
-    if len(words) < _LEAST_EXPANDED or not all(matches):
+    if len(words) < _MIN_EXPANDED or not all(matches):
         return None
     kinds = {match.group(1) for match in matches if match}
     numbers = [int(match.group(2)) for match in matches if match]

@@ -46,9 +46,9 @@ from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
 from ziggurat.training.metrics.metric import with_floor
 
 _SAMPLES = 131_072  # through the model, in all
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 _FEWEST_ROWS = 1000
-_MOST_BACKGROUNDS = 8
+_MAX_BACKGROUNDS = 8
 _FEWEST_BACKGROUNDS = 2
 _BATCH = 4096
 _STEPS = 2500  # by which models of few rows have left the plateau
@@ -71,8 +71,8 @@ def gain_of_pairs(model: Model, valid: EncodedDataset | MemoryDataset) -> PairsG
     if len(features) < 2 or not labels or has_joined or model.finds_items:
         return None
     num_backgrounds = _SAMPLES // (len(features) * 2 * _FEWEST_ROWS)
-    num_backgrounds = min(max(num_backgrounds, _FEWEST_BACKGROUNDS), _MOST_BACKGROUNDS)
-    num_rows = min(_MOST_ROWS, _SAMPLES // (len(features) * num_backgrounds), valid.num_rows)
+    num_backgrounds = min(max(num_backgrounds, _FEWEST_BACKGROUNDS), _MAX_BACKGROUNDS)
+    num_rows = min(_MAX_ROWS, _SAMPLES // (len(features) * num_backgrounds), valid.num_rows)
     if num_rows < _FEWEST_ROWS:
         return None
     table = some_rows(valid)

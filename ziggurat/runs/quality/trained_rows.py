@@ -31,7 +31,7 @@ from ziggurat.runs.quality.below_chance import some_rows
 
 _LOOKED_AT = 16_384  # rows in all, which give a share to within half a per cent
 _OF_A_CHUNK = 2_048  # a file may be sorted, so that no chunk of it is to speak for all
-_MOST_TRAINING_ROWS = 4_000_000  # beyond, they are not read, so that the comparison stays short
+_MAX_TRAINING_ROWS = 4_000_000  # beyond, they are not read, so that the comparison stays short
 _WELL_ABOVE = 0.05
 
 
@@ -87,7 +87,7 @@ class SeenRows:
             config: of the run.
         """
         prepared = _prepared_rows(config)
-        if prepared is None or not self._num_rows or prepared.train.num_rows > _MOST_TRAINING_ROWS:
+        if prepared is None or not self._num_rows or prepared.train.num_rows > _MAX_TRAINING_ROWS:
             return None
         train = prepared.train
         trained = [_hashes(train.read_group(index)) for index in range(len(train.group_sizes))]

@@ -37,7 +37,7 @@ from ziggurat.runs.quality.paired import ScoredRows, paired_differences
 from ziggurat.training.metrics.accumulator import MetricAccumulator, has_metrics
 
 NAME = "gradient_boosted_trees"
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 _CATEGORIES = 255  # of a feature, the reserved rows among them: what scikit-learn's trees take
 _LIST_VALUES = 16
 _TREES, _PATIENCE = 200, 10
@@ -170,15 +170,15 @@ def _columns(dataset: EncodedDataset, inputs: InputSpec, *, column: int) -> _Col
         if batch.weights is not None:
             weights.append(batch.weights.numpy()[known])
         num_rows += int(known.sum())
-        if num_rows >= MOST_ROWS:
+        if num_rows >= MAX_ROWS:
             break
     num_ids = len(inputs.single)
-    values = np.concatenate(parts)[:MOST_ROWS]
+    values = np.concatenate(parts)[:MAX_ROWS]
     return _Columns(
         values=values,
         is_category=np.arange(values.shape[1]) < num_ids,
-        labels=np.concatenate(labels)[:MOST_ROWS],
-        weights=np.concatenate(weights)[:MOST_ROWS] if weights else None,
+        labels=np.concatenate(labels)[:MAX_ROWS],
+        weights=np.concatenate(weights)[:MAX_ROWS] if weights else None,
     )
 
 

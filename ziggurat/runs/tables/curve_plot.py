@@ -12,7 +12,7 @@ from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_CURVES = 12
+_MAX_CURVES = 12
 _POINTS = 25
 
 
@@ -30,7 +30,7 @@ def curve_figure(curves: Mapping[str, MissRatioCurve], *, title: str) -> Figure:
     # Even steps on an axis of powers of ten.
     shares = np.geomspace(0.001, 1.0, _POINTS)
     largest = sorted(curves, key=lambda name: -curves[name].trace.num_rows)
-    for name in largest[:_MOST_CURVES]:
+    for name in largest[:_MAX_CURVES]:
         curve = curves[name]
         rows = shares * curve.trace.num_rows
         style = "--" if name.startswith("all of ") else "-"
@@ -39,7 +39,7 @@ def curve_figure(curves: Mapping[str, MissRatioCurve], *, title: str) -> Figure:
     axes.set_xlabel("rows in the cache, % of all rows")
     axes.set_ylabel("rows of a step that are not there, %")
     axes.set_ylim(0, 102)
-    axes.set_title(title if len(largest) <= _MOST_CURVES else f"{title}: the {_MOST_CURVES} largest")
+    axes.set_title(title if len(largest) <= _MAX_CURVES else f"{title}: the {_MAX_CURVES} largest")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -28,7 +28,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.planning.tiers.miss_ratio import RowTrace
 
-MOST_TOUCHES = 1 << 21  # of a trace; beyond, a share of the rows is kept
+MAX_TOUCHES = 1 << 21  # of a trace; beyond, a share of the rows is kept
 _Touched = tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
 
 
@@ -52,7 +52,7 @@ class TouchedRows:
     epochs: int
     growing: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def trace(self, tables: Sequence[str], *, most_touches: int = MOST_TOUCHES) -> RowTrace:
+    def trace(self, tables: Sequence[str], *, most_touches: int = MAX_TOUCHES) -> RowTrace:
         """Touches of tables that share one cache, table after table in each batch.
 
         Args:

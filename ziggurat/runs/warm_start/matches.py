@@ -25,7 +25,7 @@ from jaxtyping import Int64, UInt8
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.numeric import to_bucket_rows
 from ziggurat.data.preprocess.values.vocabulary import Ids
-from ziggurat.features.growing import MOST_SIGHTINGS
+from ziggurat.features.growing import MAX_SIGHTINGS
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, Feature, Table, table_of
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -187,7 +187,7 @@ def _match_growing(table: Table, *, numbers: np.ndarray, rows: np.ndarray, frequ
     """Let a growing table begin with the ids of the parent, the most frequent ones where it has no room for all."""
     numbers, first = np.unique(numbers, return_index=True)
     rows = rows[first]
-    counts = np.minimum(frequency[first], MOST_SIGHTINGS).astype(np.uint8)
+    counts = np.minimum(frequency[first], MAX_SIGHTINGS).astype(np.uint8)
     order = np.lexsort((rows, -counts.astype(np.int64)))[: table.num_rows]
     return RowMatch(
         table=table.name,

@@ -39,7 +39,7 @@ from ziggurat.serving.plain_values import plain
 from ziggurat.serving.request_rows import canonical_id
 
 _MANY = 200
-_MOST_KEPT = 100_000  # found ids, about 10 MB
+_MAX_KEPT = 100_000  # found ids, about 10 MB
 EVENTS = "events:"  # column of the catalogue: rows of the data that have the item
 GONE = "gone:"  # column of the catalogue of merged changes: whether the item was deleted
 CATALOGUE_FILE, ITEMS_FILE = "items/catalogue.parquet", "items/items.json"
@@ -74,10 +74,10 @@ class NumberOfId:
             return np.array(found, dtype=np.int64)
         numbers = self.looked_up([canonical_id(each, column=column) for each in ids])
         # Emptied at once: what is asked often is soon there again.
-        if len(kept) + len(ids) > _MOST_KEPT:
+        if len(kept) + len(ids) > _MAX_KEPT:
             kept.clear()
         kept.update(
-            (each, int(n)) for each, n in zip(ids[:_MOST_KEPT], numbers, strict=False) if n >= 0 and type(each) is str
+            (each, int(n)) for each, n in zip(ids[:_MAX_KEPT], numbers, strict=False) if n >= 0 and type(each) is str
         )
         return numbers
 

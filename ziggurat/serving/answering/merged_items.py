@@ -32,7 +32,7 @@ from ziggurat.serving.export.export_folder import MANIFEST_NAME, ExportFolder, d
 from ziggurat.serving.request_rows import canonical_id
 from ziggurat.typed import CountOrNone, Reader, checked
 
-_MOST_ENCODED = 1.5  # rows that a ranker keeps for an item
+_MAX_ENCODED = 1.5  # rows that a ranker keeps for an item
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class MergedItems:
             )
             index = ItemSearch(own.index, shards=index.shards)  # they know all changes already
         ranker = chain.ranker
-        if ranker is not None and ranker.num_encoded > _MOST_ENCODED * len(catalogue):  # each change adds its rows
+        if ranker is not None and ranker.num_encoded > _MAX_ENCODED * len(catalogue):  # each change adds its rows
             ranker = Ranker(ranker.packed, item_columns=catalogue.columns.features)
             ranker.encode_items(catalogue.frame)
         return dataclasses.replace(chain, index=index, ranker=ranker, changes=self._changes(chain))

@@ -23,7 +23,7 @@ _BEGUN = ("config.json", "data.json")  # of a run before its first checkpoint
 _CHECKPOINTS = "checkpoints"
 _PREPARED = "prepared.json"
 _DATA = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".jsonl", ".ndjson")
-_MOST_ENTRIES = 1_000  # of a folder that are looked at
+_MAX_ENTRIES = 1_000  # of a folder that are looked at
 _SHOWN = 3
 
 
@@ -86,7 +86,7 @@ def _train_on(data: Path) -> str:
 def _entries(folder: Path) -> list[Path]:
     """Return the first entries of a folder, by name; none of one that may not be read."""
     try:
-        return sorted(itertools.islice(folder.iterdir(), _MOST_ENTRIES))
+        return sorted(itertools.islice(folder.iterdir(), _MAX_ENTRIES))
     except OSError:
         return []
 

@@ -16,7 +16,7 @@ from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.server.openapi import example_changes, example_ranking, example_request
 from ziggurat.serving.server.responses import encode
 
-_MOST_CHARACTERS = 200  # of the columns of one user or item
+_MAX_CHARACTERS = 200  # of the columns of one user or item
 _ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,100}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 
 
@@ -75,7 +75,7 @@ def curl(path: str, *, host: str, body: str) -> str:
 def _few(columns: tuple[Column, ...], *, first: str) -> tuple[Column, ...]:
     """The column of the id and as many others as are short together."""
     kept: list[Column] = []
-    room = _MOST_CHARACTERS
+    room = _MAX_CHARACTERS
     for column in sorted(columns, key=lambda column: column.name != first):
         if column.example is None:
             continue

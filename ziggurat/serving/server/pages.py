@@ -37,8 +37,8 @@ _SECURITY = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_MOST_USERS = 100  # as many as a list on a page is read
-_MOST_HISTORY = 50
+_MAX_USERS = 100  # as many as a list on a page is read
+_MAX_HISTORY = 50
 
 
 def page_routes(*, answerer: Answerer, config: ServerConfig) -> list[Route]:
@@ -98,7 +98,7 @@ class _Pages:
         return json_response(as_group(plain(self.answerer.info().to_json())) | {"limits": self._limits})
 
     async def users(self, request: Request) -> Response:
-        return json_response({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
+        return json_response({"users": await run_in_threadpool(self.answerer.users, limit=_MAX_USERS)})
 
     async def item(self, request: Request) -> Response:
         id = request.path_params["id"]
@@ -131,7 +131,7 @@ class _Pages:
         return json_response({"items": found})
 
     def _history(self, user: Mapping[str, object]) -> list[dict[str, object]]:
-        return self._columns_of(self.answerer.history(user, limit=_MOST_HISTORY))
+        return self._columns_of(self.answerer.history(user, limit=_MAX_HISTORY))
 
     def _columns_of(self, ids: Sequence[str]) -> list[dict[str, object]]:
         """Items with their columns; without columns those that the catalogue has not."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ziggurat.server")
 _OTHER_FILES = 128  # of a process, beside its connections
-_LEAST_CONNECTIONS = 16
+_MIN_CONNECTIONS = 16
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -107,9 +107,9 @@ def within_open_files(config: ServerConfig) -> ServerConfig:
     room = soft - _OTHER_FILES
     if room >= config.max_connections:
         return config
-    if room < _LEAST_CONNECTIONS:
+    if room < _MIN_CONNECTIONS:
         raise ConfigError(
-            expected=f"at least {_OTHER_FILES + _LEAST_CONNECTIONS} open files for each process",
+            expected=f"at least {_OTHER_FILES + _MIN_CONNECTIONS} open files for each process",
             found=f"a limit of {hard}",
             where="this shell's limits (ulimit -n)",
             ways_out=("start the server from a shell with a higher limit (ulimit -Hn shows it)",),

@@ -36,8 +36,8 @@ from ziggurat.training.checkpoint.errors import damaged, reading, writing
 
 BLOCK_BYTES = 8 << 20
 _LARGE_BYTES = 1 << 30  # a file that takes a second to read
-_LEAST_SHARE = 1000  # a thousandth of it must be there
-_MOST_PIECES = 10_000
+_MIN_SHARE = 1000  # a thousandth of it must be there
+_MAX_PIECES = 10_000
 _FICLONE = 0x40049409
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EINVAL)
 
@@ -223,14 +223,14 @@ def _refuse_holes(path: Path, descriptor: int, record: FileRecord) -> None:
     there = 0
     position = 0
     with suppress(OSError):  # ENXIO: no data after `position`
-        for _ in range(_MOST_PIECES):
+        for _ in range(_MAX_PIECES):
             first = os.lseek(descriptor, position, os.SEEK_DATA)
             position = os.lseek(descriptor, first, os.SEEK_HOLE)
             there += position - first
-            if there * _LEAST_SHARE >= record.size_bytes:
+            if there * _MIN_SHARE >= record.size_bytes:
                 break
     os.lseek(descriptor, 0, os.SEEK_SET)
-    if there * _LEAST_SHARE < record.size_bytes:
+    if there * _MIN_SHARE < record.size_bytes:
         raise damaged(
             path, expected=f"{record.size_bytes} bytes on the disk", found=f"{there} bytes; the rest are holes"
         )

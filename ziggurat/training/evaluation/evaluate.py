@@ -158,7 +158,7 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def metrics_line(
@@ -216,7 +216,7 @@ def result_line(evaluation: Evaluation, *, metric: str) -> str:
     """
     metrics = evaluation.metrics
     others = [name for name in metrics if name != metric and _is_first_look(name)]
-    names = [*([metric] if metric in metrics else []), *others][:_MOST_SHOWN]
+    names = [*([metric] if metric in metrics else []), *others][:_MAX_SHOWN]
     return metrics_line(metrics, half_widths=evaluation.half_widths, names=names or None)
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ziggurat.training.judging import MadeStep
     from ziggurat.training.trainer import Trainer
 
-_MOST_FRAMES = 5  # of an error in a hook: its own come first, what it calls of others' after them
-_MOST_NESTED = 4  # calls of one moment of a hook within each other: one that looks for its own calls needs one or two
+_MAX_FRAMES = 5  # of an error in a hook: its own come first, what it calls of others' after them
+_MAX_NESTED = 4  # calls of one moment of a hook within each other: one that looks for its own calls needs one or two
 _WAYS_OUT_OF_ITSELF = {
     "on_checkpoint": "leave trainer.save() out of on_checkpoint: the checkpoint is written right after it",
     "on_evaluate": "trainer.evaluate(trainer.valid) in place of trainer.validate(): it leads to no other moment",
@@ -248,7 +248,7 @@ class Hooks:
     def _call(self, moment: str, *arguments: object, **named: object) -> None:
         for hook in self._hooks:
             place = f"{hook!r}, {moment}"
-            if self._calling.count(place) == _MOST_NESTED:
+            if self._calling.count(place) == _MAX_NESTED:
                 raise self._leads_to_itself(hook, moment)
             self._calling.append(place)
             try:
@@ -270,7 +270,7 @@ class Hooks:
         cycle = [place.rpartition(", ")[2] for place in self._calling[latest:]]
         return ConfigError(
             expected="hooks whose calls do not lead back to the moment that they are made in",
-            found=f"{' → '.join([*cycle, moment])}, {_MOST_NESTED} times one within the other",
+            found=f"{' → '.join([*cycle, moment])}, {_MAX_NESTED} times one within the other",
             where=f"the hook {hook!r}, {moment}, at step {self._trainer.position.step:,}",
             ways_out=tuple(_WAYS_OUT_OF_ITSELF[each] for each in dict.fromkeys(cycle) if each in _WAYS_OUT_OF_ITSELF),
         )
@@ -303,7 +303,7 @@ class Hooks:
             return  # they say more than which line of the hook it was
         # Frames of ours say nothing to whoever wrote the hook.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_package(frame.filename)]
-        lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MOST_FRAMES]]
+        lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MAX_FRAMES]]
         error.in_four_parts = ConfigError(  # pyright: ignore[reportAttributeAccessIssue]
             expected="a hook that comes back from every moment of a run",
             found=f"{type(error).__name__}: {error}",

@@ -69,7 +69,7 @@ from ziggurat.training.metrics.scored_samples import (
     scored_samples,
 )
 
-_MOST_FOR_ERROR = 1_000_000  # samples that an error bar is computed of
+_MAX_FOR_ERROR = 1_000_000  # samples that an error bar is computed of
 
 MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
 """A metric of the user's own: scores, labels and weights of all samples of one label, each (n,), to a number."""
@@ -271,9 +271,9 @@ class MetricAccumulator:
                 # A sample without a group stands for itself.
                 unit_N = np.where(columns.groups == NO_GROUP, unit_N, columns.groups)
         share = 1.0
-        if num_rows > _MOST_FOR_ERROR:
+        if num_rows > _MAX_FOR_ERROR:
             # By a hash of the group, so that whole groups stay, and the same ones on every call.
-            kept = mix(~unit_N.astype(np.uint64)) % np.uint64(-(-num_rows // _MOST_FOR_ERROR)) == 0
+            kept = mix(~unit_N.astype(np.uint64)) % np.uint64(-(-num_rows // _MAX_FOR_ERROR)) == 0
             share = float(kept.mean())
             columns = columns.where(kept)
             unit_N = unit_N[kept]

@@ -23,9 +23,9 @@ from jaxtyping import Float, Int64, UInt64
 from ziggurat.features.hashing import mix
 
 BLOCKS = 20
-_MOST_BLOCKS = 100
-_LEAST_UNITS = 20  # of a block, beyond the first BLOCKS of them
-_MOST_WORK = 5_000_000  # samples that one metric is computed of in all its blocks, beyond the first BLOCKS of them
+_MAX_BLOCKS = 100
+_MIN_UNITS = 20  # of a block, beyond the first BLOCKS of them
+_MAX_WORK = 5_000_000  # samples that one metric is computed of in all its blocks, beyond the first BLOCKS of them
 
 
 def blocks_for(units: Int64[np.ndarray, " N"]) -> int:
@@ -34,10 +34,10 @@ def blocks_for(units: Int64[np.ndarray, " N"]) -> int:
     Args:
         units: as in `blocks_of`.
     """
-    most = min(_MOST_BLOCKS, _MOST_WORK // max(len(units), 1))
+    most = min(_MAX_BLOCKS, _MAX_WORK // max(len(units), 1))
     if most <= BLOCKS:
         return BLOCKS
-    return max(BLOCKS, min(most, len(np.unique(units)) // _LEAST_UNITS))
+    return max(BLOCKS, min(most, len(np.unique(units)) // _MIN_UNITS))
 
 
 def blocks_of(units: Int64[np.ndarray, " N"], *, num: int = BLOCKS) -> UInt64[np.ndarray, " N"]:

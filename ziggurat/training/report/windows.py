@@ -17,7 +17,7 @@ from ziggurat.training.records.windows import WindowRecord
 from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
 
 _PLOTTED = ("auc", "ne", "log_loss", "calibration", "rmse", "mae", "r2")
-_MOST_NAMES = 8  # of windows, below a plot
+_MAX_NAMES = 8  # of windows, below a plot
 
 
 def plotted_metrics(records: Sequence[WindowRecord]) -> list[str]:
@@ -128,7 +128,7 @@ def _figure(names: Sequence[str], curves: dict[str, list[float]], *, title: str)
     limits = axis_limits(finite)
     if limits is not None:
         axes.set_ylim(*limits)
-    step = max(1, -(-len(names) // _MOST_NAMES))
+    step = max(1, -(-len(names) // _MAX_NAMES))
     axes.set_xticks(list(places)[::step], list(names)[::step], fontsize=8, rotation=20, ha="right")
     axes.ticklabel_format(axis="y", useOffset=False, style="plain")
     if len(curves) > 1:

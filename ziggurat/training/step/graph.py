@@ -42,8 +42,8 @@ from ziggurat.training.config import SelfDistil, StepGraphs, TrainingConfig
 
 _FIRST_STEPS = 2  # eager ones of a shape before the graph is prepared
 _TIMED_STEPS = 5  # of each kind, where both are timed
-_MOST_SHAPES = 32  # of batches that are waited for to come again
-_MOST_RATIO = 1.02  # of the graph's time and the eager steps', beyond which `auto` stays eager
+_MAX_SHAPES = 32  # of batches that are waited for to come again
+_MAX_RATIO = 1.02  # of the graph's time and the eager steps', beyond which `auto` stays eager
 
 _ROWS_OF_LISTS = "jagged.values"  # as `Batch.tensors` names them
 _ROOM = 1.25  # of the rows of lists of the first batches
@@ -198,8 +198,8 @@ class StepGraph:
             if not count:
                 # From here on the peak is that of whole steps, without what loading took.
                 torch.cuda.reset_peak_memory_stats(self._device)
-            if len(self._seen) > _MOST_SHAPES:
-                self._drop(f"{_MOST_SHAPES} batches had as many shapes: lists have other sizes each time")
+            if len(self._seen) > _MAX_SHAPES:
+                self._drop(f"{_MAX_SHAPES} batches had as many shapes: lists have other sizes each time")
             return None
         if not self._must and (lacking := self._lacking_memory()):
             self._drop(lacking)
@@ -251,7 +251,7 @@ class StepGraph:
         graph_ms = min(time_ms for kind, time_ms in times if kind == "graph")
         self._marks.clear()
         figures = f"{graph_ms:.2f} ms, eagerly {eager_ms:.2f}"
-        if graph_ms > _MOST_RATIO * eager_ms:
+        if graph_ms > _MAX_RATIO * eager_ms:
             self._drop(f"one CUDA graph was slower ({figures})")
         else:
             self._news.append(f"full batches are one CUDA graph: {figures} a step")

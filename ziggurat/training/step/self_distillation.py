@@ -54,7 +54,7 @@ from ziggurat.training.config import Compile, SelfDistil, SelfDistilConfig, Step
 _WHERE = "training settings, self-distil"
 _LEAVE_OUT = "train without: --self-distil none"
 _VIEWS = 1 << 32  # purposes of random numbers from here on, so that none is that of a feature's unknown ids
-_MOST_FIELDS = 1 << 20
+_MAX_FIELDS = 1 << 20
 
 
 class SelfDistillation:
@@ -239,7 +239,7 @@ class SelfDistillation:
         share = self.config.field_dropout
         if not share or not dims:
             return fields_BX
-        purpose = _VIEWS + view * _MOST_FIELDS
+        purpose = _VIEWS + view * _MAX_FIELDS
         kept_BF = _kept(batch.row_ids, num_fields=len(dims), share=share, draw=draw, purpose=purpose)
         factors_BF = (kept_BF / (1.0 - share)).to(device=fields_BX.device, dtype=fields_BX.dtype)
         widths_F = torch.tensor(dims, device=fields_BX.device)

@@ -153,7 +153,7 @@ class Life:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_life_of_a_run_has_right_checkpoints(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier, "MOST_GENERATIONS", 4)
+    monkeypatch.setattr(earlier, "MAX_GENERATIONS", 4)
     life = Life(tmp_path, seed)
     for number in range(30):
         life.act()
@@ -168,7 +168,7 @@ def test_any_life_of_a_run_has_right_checkpoints(tmp_path: Path, seed: int, monk
 def test_any_long_life_of_a_run_has_right_checkpoints(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(earlier, "MOST_GENERATIONS", 4)
+    monkeypatch.setattr(earlier, "MAX_GENERATIONS", 4)
     life = Life(tmp_path, seed)
     for _ in range(120):
         life.act()
@@ -281,7 +281,7 @@ def test_generations_are_few_and_never_hold_more_than_half_as_much_again() -> No
             kept = num_kept(parts, new=new, live=live)
             parts = [*parts[:kept], sum(parts[kept:]) + new] if kept else [live]
             total += parts[-1]
-            assert len(parts) <= earlier.MOST_GENERATIONS + 8
+            assert len(parts) <= earlier.MAX_GENERATIONS + 8
             assert 2 * sum(parts) <= 3 * live or len(parts) == 1
         if most == 1:
             assert total < live + 600 * 8
@@ -290,7 +290,7 @@ def test_generations_are_few_and_never_hold_more_than_half_as_much_again() -> No
 def test_a_linear_scan_finds_the_same_generations() -> None:
     rng = random.Random(1)
     for _ in range(300):
-        parts = [rng.choice([1, 5, 50, 500]) for _ in range(rng.randint(earlier.MOST_GENERATIONS, 40))]
+        parts = [rng.choice([1, 5, 50, 500]) for _ in range(rng.randint(earlier.MAX_GENERATIONS, 40))]
         new = rng.randint(0, 60)
         slow = [i for i in range(len(parts)) if parts[i] <= 2 * (sum(parts[i + 1 :]) + new)]
         assert num_kept(parts, new=new, live=10**6) == (slow[0] if slow else len(parts))

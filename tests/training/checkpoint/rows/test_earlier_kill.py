@@ -29,7 +29,7 @@ def _step(tables: Tables, step: int) -> None:
 
 def _live(folder: str, last: int, at: int) -> None:
     """Go on from the newest checkpoint to a step, with a checkpoint of each, and die at a system call."""
-    earlier.MOST_GENERATIONS = 3
+    earlier.MAX_GENERATIONS = 3
     tables, store = Tables(Path(folder) / "rows"), CheckpointStore(Path(folder) / "checkpoints", config=KEEP_TWO)
     first = store.load(into=tables.tensors()).step if store.steps() else 0
     with SystemCalls(at=at, action=lambda _: os.kill(os.getpid(), signal.SIGKILL)):

@@ -35,7 +35,7 @@ LATEST_FILE = "latest_items.parquet"
 _STATE_FILE = "latest_items.npz"
 _ENTRIES = ("keys", "times", "rows")
 _Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
-_LEAST_PENDING = 1 << 20
+_MIN_PENDING = 1 << 20
 
 
 class LatestItems:
@@ -149,7 +149,7 @@ class _Latest:
         part = _latest(*entries)
         self._pending.append(part)
         self._num_pending += len(part[0])
-        if self._num_pending > max(_LEAST_PENDING, len(self._kept[0])):
+        if self._num_pending > max(_MIN_PENDING, len(self._kept[0])):
             self.merged()
 
     def merged(self) -> _Entries:

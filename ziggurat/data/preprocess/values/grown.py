@@ -10,7 +10,7 @@ from jaxtyping import Int32, Int64, Shaped
 from ziggurat.errors import CheckpointError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
 
-_MOST_OF_BEFORE = 1 << 31  # numbers had 31 bits once; one of 62 bits is as small with a probability of 2^-31
+_MAX_OF_BEFORE = 1 << 31  # numbers had 31 bits once; one of 62 bits is as small with a probability of 2^-31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class GrownVocabulary:
         Raises:
             CheckpointError: all of them are numbers of 31 bits, so that every id of raw data would be unknown.
         """
-        if len(self.numbers) and int(self.numbers.max()) < _MOST_OF_BEFORE:
+        if len(self.numbers) and int(self.numbers.max()) < _MAX_OF_BEFORE:
             raise CheckpointError(
                 expected=f"numbers of 62 bits for the ids of the growing table {table!r}",
                 found=f"numbers of 31 bits for all {len(self.numbers):,} of its ids, as a version before wrote them",

@@ -17,8 +17,8 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.schema import Schema, Spaces, column_of
 
 _PADDINGS = ("0", "-1", "<pad>", "<PAD>", "[PAD]", "pad", "PAD")
-_LEAST_PADDED = 0.2  # share of lists that end, or begin, with padding
-_MOST_LOOKED_AT = 5000
+_MIN_PADDED = 0.2  # share of lists that end, or begin, with padding
+_MAX_LOOKED_AT = 5000
 
 
 def without_padding(
@@ -54,12 +54,12 @@ def find_padding(lists: pl.Series) -> str:
     Args:
         lists: of ids, of any type.
     """
-    rows = lists.drop_nulls().head(_MOST_LOOKED_AT).cast(pl.List(pl.String), strict=False).to_list()
+    rows = lists.drop_nulls().head(_MAX_LOOKED_AT).cast(pl.List(pl.String), strict=False).to_list()
     if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
         return ""
     for padding in _PADDINGS:
         padded = sum(row[0] == padding or row[-1] == padding for row in rows)
-        if padded < _LEAST_PADDED * len(rows):
+        if padded < _MIN_PADDED * len(rows):
             continue
         stripped, lengths = without_padding(
             pl.Series([each for row in rows for each in row], dtype=pl.String),

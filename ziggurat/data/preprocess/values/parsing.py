@@ -74,7 +74,7 @@ _SAME_WORDS = {
     "true": frozenset(["t", "yes"]),
     "t": frozenset(["true", "yes"]),
 }
-_MOST_TEXTS = 100  # of a label that are counted one by one in a chunk
+_MAX_TEXTS = 100  # of a label that are counted one by one in a chunk
 _OTHER_TEXTS = "…"
 _LOOKED_AT = 1000  # cells, to tell which texts a label has
 _FEW_TEXTS = 50  # of more, none is likely to be the positive
@@ -709,9 +709,9 @@ def negative_texts(label: Label, series: pl.Series) -> dict[str, int]:
     positive = canonical_text(pl.Series([label.positive], dtype=pl.String))
     others = texts.filter(((texts != "") & (texts != positive[0])).fill_null(False)) if positive is not None else texts
     counts = others.value_counts(sort=True)
-    found = {str(text): int(count) for text, count in counts.head(_MOST_TEXTS).iter_rows()}
+    found = {str(text): int(count) for text, count in counts.head(_MAX_TEXTS).iter_rows()}
     # The slice is empty where there are few texts, and its sum is then 0.
-    if rest := int(counts["count"][_MOST_TEXTS:].sum()):
+    if rest := int(counts["count"][_MAX_TEXTS:].sum()):
         # A label may really have this text, which then counts among the rest.
         found[_OTHER_TEXTS] = found.get(_OTHER_TEXTS, 0) + rest
     return found

@@ -22,7 +22,7 @@ from ziggurat.ops.written_decimals import as_float64
 
 A_DATE = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00 in the time column"
 _ORDERS = (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)
-_MOST_WAITING = 1 << 22  # rows in which a date must show what stands first
+_MAX_WAITING = 1 << 22  # rows in which a date must show what stands first
 
 
 def time_keys(
@@ -170,7 +170,7 @@ def with_date_order(
             if times.dtype == pl.String and is_date_column(times) is not False:
                 signs.add(times)
             if signs.order is None:
-                if sum(each.num_rows for each in waiting) > _MOST_WAITING:
+                if sum(each.num_rows for each in waiting) > _MAX_WAITING:
                     break
                 continue
             order = signs.order

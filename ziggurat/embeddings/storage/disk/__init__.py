@@ -1,6 +1,6 @@
 """Tables on a disk: a flat file of rows behind a cache in memory."""
 
-from ziggurat.embeddings.storage.budget import LEAST_PLACES, MemoryBudget
+from ziggurat.embeddings.storage.budget import MIN_PLACES, MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.bitmap import MarkedRows
 from ziggurat.embeddings.storage.disk.storage import (
@@ -15,7 +15,7 @@ from ziggurat.embeddings.storage.disk.storage import (
 
 __all__ = [
     "HELD_BESIDE_BYTES",
-    "LEAST_PLACES",
+    "MIN_PLACES",
     "DiskRows",
     "DiskStorage",
     "DiskTables",

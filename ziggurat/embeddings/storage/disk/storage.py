@@ -22,7 +22,7 @@ from ziggurat.embeddings.storage.budget import MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.bitmap import MarkedRows
 from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
-from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
+from ziggurat.embeddings.storage.disk.write_behind import MAX_WAITING_BYTES, MIN_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
 
@@ -31,26 +31,26 @@ HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was chan
 
 def waiting_bytes(held_bytes: int) -> int:
     """Return the bytes that may wait to be written, for so many bytes of rows held; as much again is being written."""
-    return max(LEAST_WAITING_BYTES, min(MOST_WAITING_BYTES, held_bytes // 4))
+    return max(MIN_WAITING_BYTES, min(MAX_WAITING_BYTES, held_bytes // 4))
 
 
 def most_waiting(held_bytes: int, *, num_storages: int) -> int:
     """Bytes that wait to be written and are being written, at most, however some storages share what is held."""
     # Twice: bytes that wait, and as many that are being written.
-    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    least, most = (2 * num_storages * each for each in (MIN_WAITING_BYTES, MAX_WAITING_BYTES))
     return min(most, held_bytes // 2 + least)
 
 
 def held_room(num_bytes: int, *, num_storages: int) -> int:
     """The bytes of rows that may be held where so many are for these and for `most_waiting`; 0 or less: none."""
-    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    least, most = (2 * num_storages * each for each in (MIN_WAITING_BYTES, MAX_WAITING_BYTES))
     # Solves held + `most_waiting(held)` = num_bytes: the smaller waiting there is the larger room here.
     return max(num_bytes - most, int((num_bytes - least) / 1.5))
 
 
 def room_for(held_bytes: int, *, num_storages: int) -> int:
     """The fewest bytes whose `held_room` is so many."""
-    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    least, most = (2 * num_storages * each for each in (MIN_WAITING_BYTES, MAX_WAITING_BYTES))
     return min(held_bytes + most, -(-3 * held_bytes // 2) + least)
 
 

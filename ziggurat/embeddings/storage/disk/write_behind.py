@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-LEAST_WAITING_BYTES, MOST_WAITING_BYTES = 4 << 20, 32 << 20
-_MOST_WAITING = 64
+MIN_WAITING_BYTES, MAX_WAITING_BYTES = 4 << 20, 32 << 20
+_MAX_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class WriteBehind:
         limit_bytes: see above; may be changed.
     """
 
-    def __init__(self, write: Callable[[RowValues], None], *, limit_bytes: int = MOST_WAITING_BYTES) -> None:
+    def __init__(self, write: Callable[[RowValues], None], *, limit_bytes: int = MAX_WAITING_BYTES) -> None:
         self._write = write
         self.limit_bytes = limit_bytes
         self._waiting: list[RowValues] = []
@@ -103,7 +103,7 @@ class WriteBehind:
 
     def _is_full(self) -> bool:
         waiting = sum(each.values.nbytes + each.rows.nbytes for each in self._waiting)
-        return waiting > self.limit_bytes or len(self._waiting) > _MOST_WAITING
+        return waiting > self.limit_bytes or len(self._waiting) > _MAX_WAITING
 
     def _start(self) -> None:
         if self._thread is None and self._waiting:

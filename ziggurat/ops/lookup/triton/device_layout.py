@@ -22,8 +22,8 @@ from torch import Tensor
 from ziggurat.ops.lookup.layout import FieldKind, LookupLayout
 from ziggurat.ops.row_formats.noise import RowNoise
 
-_MOST_KEPT = 256
-_MOST_ALIGN = 16
+_MAX_KEPT = 256
+_MAX_ALIGN = 16
 
 Made = TypeVar("Made")
 
@@ -51,7 +51,7 @@ class DeviceLayout:
             if slot.kind is not FieldKind.SINGLE:
                 slot_of_list[slot.index] = position
         divisor = math.gcd(layout.dim, layout.width, *(slot.column for slot in layout.slots))
-        align = math.gcd(divisor, _MOST_ALIGN)
+        align = math.gcd(divisor, _MAX_ALIGN)
         return DeviceLayout(layout.packed.to(device), slot_of_list.to(device), align)
 
 
@@ -77,7 +77,7 @@ class Kept:
         key = id(source), device
         if key not in self._kept:
             self._kept[key] = source, make(source, device)
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key][1]

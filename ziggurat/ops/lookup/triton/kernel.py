@@ -60,7 +60,7 @@ from ziggurat.ops.row_formats.noise import RowNoise
 from ziggurat.ops.row_formats.row_format import NUMBERS, RowFormat
 
 LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
-_MOST_FIELDS = 65_535  # of a grid of CUDA
+_MAX_FIELDS = 65_535  # of a grid of CUDA
 BOUNDED = Launch(numbers=4096, warps=4)  # of the check of gradients: 8 reads of 16 bytes of a thread are on their way
 
 
@@ -97,8 +97,8 @@ class TritonKernel:
         if setting.dtype != torch.float32:
             return f"the tables are {setting.dtype}, and it works in float32"
         most = max((len(layout.slots) for layout in setting.layouts), default=0)
-        if most > _MOST_FIELDS:
-            return f"a storage has {most} fields, and a launch has {_MOST_FIELDS}"
+        if most > _MAX_FIELDS:
+            return f"a storage has {most} fields, and a launch has {_MAX_FIELDS}"
         kind = setting.rule.kind
         return "" if kind.triton_rule or kind.is_dense else f"it does not know the rule of {kind}"
 

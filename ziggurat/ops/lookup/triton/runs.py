@@ -38,8 +38,8 @@ LONG_RUN = 32  # lookups of a run that one program sums by itself, one after the
 CHUNK = 256  # lookups of a piece of a longer one
 _LANE_NUMBERS = 2048  # FP32 numbers that a program holds while it sums a chunk; like CHUNK it is the order of a sum
 _BLOCK = 512  # lookups that a program sorts out
-_MOST_PROGRAMS = 4096  # that sum chunks: they fill any GPU, and most steps have fewer chunks than there could be
-_MOST_32 = 2**31 - 1
+_MAX_PROGRAMS = 4096  # that sum chunks: they fill any GPU, and most steps have fewer chunks than there could be
+_MAX_32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,16 @@ def sort_runs(
     total = sum(_num_lookups(part.layout, part.lookups) for part in parts)
     last = max((slot.first_row + slot.num_rows for part in parts for slot in part.layout.slots), default=0)
     # Behind all rows: sorting brings what belongs to no run to the end. A radix sort of 32 bits is half the work.
-    none = _MOST_32 if last < _MOST_32 else 2**63 - 1
+    none = _MAX_32 if last < _MAX_32 else 2**63 - 1
     # All alignments are powers of two, so the smallest divides every source.
     align = min(each.align for each in layouts)
     sizes = [part.lookups.batch_size * part.layout.width for part in parts]
     numbers = max(first + size for first, size in zip(firsts, sizes, strict=True))
-    rows = torch.empty(total, dtype=torch.int32 if none == _MOST_32 else torch.int64, device=device)
-    wide = numbers // align > _MOST_32
+    rows = torch.empty(total, dtype=torch.int32 if none == _MAX_32 else torch.int64, device=device)
+    wide = numbers // align > _MAX_32
     dtype = torch.int64 if wide else torch.int32
     # Then a lookup's number says where its gradient is, and no array of sources is written, sorted and read.
-    alone = len(parts) == 1 and not parts[0].layout.jagged and total <= _MOST_32
+    alone = len(parts) == 1 and not parts[0].layout.jagged and total <= _MAX_32
     sources = None if alone else torch.empty(total, dtype=dtype, device=device)
     begin = 0
     for part, layout, first in zip(parts, layouts, firsts, strict=True):
@@ -148,7 +148,7 @@ def chunk_sums(runs: Runs, vectors: Float[Tensor, "M"], *, dim: int) -> Float[Te
     # As many as there could be; the kernels fill those that there are.
     partials = torch.empty(len(chunks.pieces), dim, device=vectors.device)
     sizes: dict[str, int] = {"dim": dim, "padded_dim": power_of_two(dim, least=1), "tile": chunk_lanes(dim)}
-    grid = (min(len(chunks.pieces), _MOST_PROGRAMS),)
+    grid = (min(len(chunks.pieces), _MAX_PROGRAMS),)
     kernels.partials_kernel[grid](
         vectors, runs.sources, chunks.pieces, chunks.count, partials, align=runs.align, **sizes
     )

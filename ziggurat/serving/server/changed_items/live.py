@@ -38,7 +38,7 @@ from ziggurat.serving.server.processes.control import in_lines
 from ziggurat.serving.server.reading import refused, refused_as
 
 FOLLOW_S = 0.5
-_MOST_CHANGES = 10_000
+_MAX_CHANGES = 10_000
 _LOWER = 10  # nice: merging leaves the processor to answers
 _log = logging.getLogger("ziggurat.server")
 
@@ -202,8 +202,8 @@ class LiveItems:
         # Nothing would change, so no number is used up.
         if chain is self.recommender.chain:
             return dataclasses.replace(outcome, version=self.recommender.version)
-        if number - self.recommender.chain.changes.num_merged > _MOST_CHANGES:
-            raise _unwritable(self.journal.folder, f"{_MOST_CHANGES:,} changes that are not merged", "wait for a merge")
+        if number - self.recommender.chain.changes.num_merged > _MAX_CHANGES:
+            raise _unwritable(self.journal.folder, f"{_MAX_CHANGES:,} changes that are not merged", "wait for a merge")
         # On the disk before it is applied: a change that was answered outlives this process.
         if not self.journal.write(changes, number):
             raise _unwritable(self.journal.folder, f"change {number:,} already", "stop the older server")

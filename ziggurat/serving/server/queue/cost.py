@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 # Weight of a batch after the next one: about the last 30 count, so that the line follows the machine.
 _KEPT = 0.97
 _CALM = 0.98  # by how much an excess over the prediction counts less with each later batch
-_MOST_RISE = 0.5  # of the excess, by one batch: a pause of the machine is no new speed
+_MAX_RISE = 0.5  # of the excess, by one batch: a pause of the machine is no new speed
 # However long a batch took, no more is feared of the next one than three times the line.
-_MOST_EXCESS = 3.0
+_MAX_EXCESS = 3.0
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class CostLine:
         # Not before the line has seen some batches.
         if self.weight > 3 and (expected := self._at(candidates)) > 0:
             calmer = 1 + (self.excess - 1) * _CALM
-            self.excess = min(_MOST_EXCESS, max(calmer, min(seconds / expected, calmer + _MOST_RISE)))
+            self.excess = min(_MAX_EXCESS, max(calmer, min(seconds / expected, calmer + _MAX_RISE)))
         for name, value in (
             ("weight", 1.0),
             ("x", candidates),

@@ -45,7 +45,7 @@ _log = logging.getLogger("ziggurat.server")
 Request = RecommendRequest | RankRequest
 Answer = Recommendations | Ranked
 _SHARE_OF_DEADLINE = 0.25  # of one batch: a request waits for the running batch, then for its own
-_MOST_SHARE = 0.4  # where the fixed part of a batch is large: up to this share, to spread it over more candidates
+_MAX_SHARE = 0.4  # where the fixed part of a batch is large: up to this share, to spread it over more candidates
 _FIXED_PARTS = 4.0  # a batch may take so many times its fixed part
 _WARM_UP_S = 2.0
 _CAREFUL_S = 10.0  # after a bad request was found in a batch
@@ -292,7 +292,7 @@ class Engine:
     def _most_candidates(self, cost: CostLine) -> float:
         fixed, _ = cost.line()
         # Where a batch costs much whatever is in it, larger ones share that, as long as the deadline allows.
-        longer = min(_FIXED_PARTS * fixed, _MOST_SHARE * self._deadline_s)
+        longer = min(_FIXED_PARTS * fixed, _MAX_SHARE * self._deadline_s)
         bound = cost.candidates_within(max(_SHARE_OF_DEADLINE * self._deadline_s, longer))
         return min(bound, float(self.config.max_batch_candidates))
 

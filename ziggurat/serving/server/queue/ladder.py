@@ -22,7 +22,7 @@ UP = 0.5
 DOWN = 0.15
 _STEP_S = 0.02  # between two steps down
 _HOLD_S = 0.2  # of calm before a step up; doubled by each step up that was taken back
-_MOST_HOLD_S = 3.2
+_MAX_HOLD_S = 3.2
 _SOON_S = 1.0  # a step up that is taken back within this time came too early
 LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.SMALLER_OVER_ARCH, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
 
@@ -59,7 +59,7 @@ class Ladder:
     @property
     def hold_s(self) -> float:
         """The seconds of calm needed before the next step up."""
-        return min(self._hold_s, _MOST_HOLD_S)
+        return min(self._hold_s, _MAX_HOLD_S)
 
     def feel(self, pressure: float, *, now: float) -> Effort:
         """The effort for a batch that is taken now.
@@ -74,7 +74,7 @@ class Ladder:
                 if now - self._up > _SOON_S:
                     self._hold_s = _HOLD_S
                 elif self._up > self._down:
-                    self._hold_s = min(2 * self._hold_s, _MOST_HOLD_S)
+                    self._hold_s = min(2 * self._hold_s, _MAX_HOLD_S)
                 self.level = self.level + 1
                 self._down = now
         elif self._calm_since is None:

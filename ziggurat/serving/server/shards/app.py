@@ -45,7 +45,7 @@ from ziggurat.serving.server.shards.messages import STATE, VERSION, decode_chang
 from ziggurat.typed import quoted
 
 _log = logging.getLogger("ziggurat.server")
-_MOST_STATES = 8  # of one version: workers follow changes of items within half a second
+_MAX_STATES = 8  # of one version: workers follow changes of items within half a second
 _KEPT_S = 60.0  # a version that nobody asked about for this long goes, unless it is the newest
 _OPEN = ("/livez", "/readyz")
 LoadShard = Callable[[Path], tuple[str, ShardIndex]]
@@ -121,7 +121,7 @@ class ShardVersions:
         # Several workers in front send the same state.
         if state not in loaded.states:
             loaded.states[state] = loaded.index.changed(change)
-            while len(loaded.states) > _MOST_STATES:
+            while len(loaded.states) > _MAX_STATES:
                 # The oldest states go first: workers follow changes within half a second.
                 loaded.states.popitem(last=False)
         return True

@@ -47,8 +47,8 @@ from ziggurat.training.checkpoint.rows.sparse import (
 from ziggurat.training.checkpoint.storage import CheckpointReader, Taken
 
 _log = logging.getLogger(__name__)
-MOST_GENERATIONS = 32
-MOST_OVERRIDDEN = 0.5  # bytes of rows that are overridden, beside each byte of one that is not
+MAX_GENERATIONS = 32
+MAX_OVERRIDDEN = 0.5  # bytes of rows that are overridden, beside each byte of one that is not
 
 
 class SavedRows(StrEnum):
@@ -154,9 +154,9 @@ def num_kept(generations: Sequence[int], *, new: int, live: int) -> int:
         new: bytes of the rows that were changed since.
         live: bytes of all rows that were ever changed, each once.
     """
-    if sum(generations) + new > (1 + MOST_OVERRIDDEN) * live:
+    if sum(generations) + new > (1 + MAX_OVERRIDDEN) * live:
         return 0
-    if len(generations) < MOST_GENERATIONS:
+    if len(generations) < MAX_GENERATIONS:
         return len(generations)
     behind = new
     found = len(generations)
