@@ -305,8 +305,8 @@ class _Clustering:
         if table.schema.equals(schema):
             return table
         try:
+            # Columns are put in the order of the first chunk before their types are compared.
             return table.select(schema.names).cast(schema)
-        # Columns are put in the order of the first chunk before their types are compared.
         except (pa.ArrowException, KeyError) as error:
             raise DataError(
                 expected=f"the columns and types of the first rows: {', '.join(map(str, schema))[:500]}",

@@ -174,7 +174,6 @@ def measure(
         marks = series.is_in(pl.Series(MISSING_TEXTS).implode()).fill_null(False)
         missing = tuple(series.filter(marks).unique().sort().to_list())
         series = series.set(marks, None) if missing else series
-        # Its counts took texts such as NULL for values.
         exact = None if missing else exact  # it counted them as values
     dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
     zones = ZoneSigns()

@@ -33,8 +33,8 @@ from ziggurat.features.schema import Label, Task
 LEAK_AUC = 0.99
 SUSPECT_AUC = 0.95
 _LABEL_WORDS = (
-    ("label", "target", "outcome", "y"),
     # Of several columns with such a name those of an earlier line come first.
+    ("label", "target", "outcome", "y"),
     ("click", "clicked", "clk", "isclick"),
     ("conversion", "converted", "conv", "purchase", "purchased", "bought", "buy", "install", "installed", "order"),
     ("churn", "churned", "subscribed", "responded", "response", "sold", "fraud", "survived"),

@@ -293,10 +293,10 @@ def _are_once(names: Sequence[str], *, data: bytes, frame: pl.DataFrame) -> bool
     if b"\\u" in data and _ESCAPED_NAME.search(data):
         return False
     lines: pl.Series | None = None
-    # As it is written in a line, with its quotes and escapes.
     for name in names:
         if name not in frame.columns:
             continue
+        # As it is written in a line, with its quotes and escapes.
         key = json.dumps(name, ensure_ascii=False)
         is_known = frame[name].is_not_null()
         if is_known.all() and data.count(key.encode()) == frame.height:
