@@ -39,6 +39,27 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_bad_rows(parser: argparse.ArgumentParser) -> None:
+    """Declare `--bad-rows` for a verb that reads raw files by a trained run."""
+    parser.add_argument(
+        "--bad-rows",
+        choices=("error", "quarantine"),
+        default="error",
+        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
+    )
+
+
+def add_hook(parser: argparse.ArgumentParser) -> None:
+    """Declare `--hook` for a verb that trains."""
+    parser.add_argument(
+        "--hook",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a training hook that an --extension lists takes part; may be repeated",
+    )
+
+
 class _Store(argparse.Action):
     """Stores values as argparse's "store" does, remembering all values of a flag."""
 

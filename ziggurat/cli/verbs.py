@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, model_words, own_models
-from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.parser import add_hook, add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb, no_arguments
@@ -737,13 +737,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
-    parser.add_argument(
-        "--hook",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a training hook that an --extension lists takes part; may be repeated",
-    )
+    add_hook(parser)
     add_verbose(parser)
     add_short_forms(parser)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.parser import add_bad_rows
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Verb
 from ziggurat.commands import pasted
@@ -60,12 +61,7 @@ def add_importance_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         help="permute the features of each tower together: the run's towers, or those of FILE",
     )
-    parser.add_argument(
-        "--bad-rows",
-        choices=("error", "quarantine"),
-        default="error",
-        help="of files: stop at a bad row, or put it aside (default: %(default)s)",
-    )
+    add_bad_rows(parser)
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
     add_output(parser, "--json", metavar="FILE", help="write everything there, each round too")

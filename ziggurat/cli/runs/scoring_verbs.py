@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.parser import add_bad_rows, add_verbose
 from ziggurat.cli.settings import reading_settings
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb
@@ -143,12 +143,7 @@ def _scoring_arguments(parser: argparse.ArgumentParser, *, needs_data: bool) -> 
     parser.add_argument(
         "data", nargs="+" if needs_data else "*", help="raw files or globs: Parquet, JSON Lines, CSV, TSV (also .gz)"
     )
-    parser.add_argument(
-        "--bad-rows",
-        choices=("error", "quarantine"),
-        default="error",
-        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
-    )
+    add_bad_rows(parser)
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
 

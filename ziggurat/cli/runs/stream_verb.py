@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.parser import add_hook, add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line
 from ziggurat.cli.verb import Takes, Verb
@@ -150,13 +150,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="folder of the stream (default: runs/RECIPE_stream)")
     parser.add_argument("--plan", metavar="FILE", help="plan.json: where each table goes, on many ranks")
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
-    parser.add_argument(
-        "--hook",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a training hook that an --extension lists takes part; may be repeated",
-    )
+    add_hook(parser)
     add_verbose(parser)
     add_short_forms(parser, leave_out=("epochs", "patience"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.parser import add_verbose
+from ziggurat.cli.parser import add_bad_rows, add_verbose
 from ziggurat.cli.tables import print_line
 from ziggurat.cli.verb import Verb
 
@@ -68,12 +68,7 @@ def add_teacher_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="time of the newest row that the run has seen (default: read from its own training data)",
     )
-    parser.add_argument(
-        "--bad-rows",
-        choices=("error", "quarantine"),
-        default="error",
-        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
-    )
+    add_bad_rows(parser)
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
     add_model_argument(parser)
     add_verbose(parser)
