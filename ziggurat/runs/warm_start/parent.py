@@ -35,7 +35,6 @@ from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import INPUTS, WARM_START, Ancestor, RunFolder
 
 _BLOCK_BYTES = 64 << 20
-_TABLE_OPTIMIZER = "table_optimizer."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,6 @@ def checkpoint_to_take(settings: WarmStartConfig) -> int:
                 "begin from weights that are drawn: leave --warm-start out",
             ),
         )
-    others = [f"take another one: --warm-start.step {step}" for step in reversed(steps[:-1])][:2]
     try:
         wanted = settings.step
         if not wanted:
@@ -171,7 +169,7 @@ def checkpoint_to_take(settings: WarmStartConfig) -> int:
         if settings.step in (0, *steps):
             left = [step for step in steps if str(step_folder(run.checkpoints, step)) not in error.where]
             named = [f"take another one: --warm-start.step {step}" for step in reversed(left)][:2]
-            error.ways_out = (*(named or others), "restore the file from a copy", "leave --warm-start out")
+            error.ways_out = (*named, "restore the file from a copy", "leave --warm-start out")
         raise
     return wanted
 

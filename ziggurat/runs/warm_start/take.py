@@ -17,7 +17,7 @@ parent is read twice, once to verify it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -32,7 +32,7 @@ from ziggurat.embeddings.storage import TablePart
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, UNKNOWN_ROW, table_of
+from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, UNKNOWN_ROW, Schema, table_of
 from ziggurat.ops.to_device import to_device
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.recipes.warm_start import OtherDims
@@ -114,7 +114,9 @@ def take_weights(parent: Parent, trainer: Trainer, *, config: RunConfig, prepare
             parent.read({f"{_TABLE_OPTIMIZER}step": steps})
         own = trainer.step.table_optimizer.state_dict()
         trainer.step.table_optimizer.load_state_dict({**own, "step": steps})
-    counted = [_counted(match, prepared) for match in tables if not match.why_not]
+    looked_at = some_rows(prepared.train)
+    schema = prepared.preprocessing.schema
+    counted = [_counted(match, looked_at, schema=schema) for match in tables if not match.why_not]
     return WarmStartRecord(
         ancestors=[parent.ancestor(), *parent.ancestors],
         lines=_lines(parent, matches, counted=counted, fresh=fresh, dense=dense, config=config, prepared=prepared),
@@ -261,9 +263,9 @@ def _take_rows(parent: Parent, into: Mapping[str, Tensor], match: RowMatch, *, o
         key = name.rpartition(".")[2] if is_state else WEIGHT
         for chosen, values in parent.blocks(source, theirs, key=key):
             write_rows(into[name], torch.from_numpy(mine[chosen]), values)
-    if optimizers:  # counts that are one number a table
-        whole = {f"{_DENSE_OPTIMIZER}{weight}.{part}": () for part in ("step",)}
-        parent.read({name: into[name] for name in whole if name in into and parent.shape(name) == ()})
+    steps = f"{_DENSE_OPTIMIZER}{weight}.step"  # one number a table
+    if optimizers and steps in into and parent.shape(steps) == ():
+        parent.read({steps: into[steps]})
 
 
 @torch.no_grad()
@@ -302,8 +304,8 @@ def write_rows(target: Tensor, rows_N: Int64[Tensor, "N"], values: Tensor) -> No
     storage.scatter(local, values, key=held.key)
 
 
-def _counted(match: RowMatch, prepared: PreparedData) -> TakenTable:
-    """Count what was taken of a table, and the look-ups of training rows that meet it."""
+def _counted(match: RowMatch, looked_at: pa.Table, *, schema: Schema) -> TakenTable:
+    """Count what was taken of a table, and the look-ups of some training rows that meet it."""
     found = TakenTable(
         table=match.table,
         ids=match.num_mine,
@@ -312,13 +314,12 @@ def _counted(match: RowMatch, prepared: PreparedData) -> TakenTable:
         gone=match.num_gone,
         how=match.how,
     )
-    table = some_rows(prepared.train)
     num_lookups = 0
     num_met = 0
-    for feature in prepared.preprocessing.schema.features:
-        if table_of(feature) != match.table or feature.name not in table.column_names:
+    for feature in schema.features:
+        if table_of(feature) != match.table or feature.name not in looked_at.column_names:
             continue
-        rows = _flat(table.column(feature.name))
+        rows = _flat(looked_at.column(feature.name))
         rows = rows[rows >= NUM_RESERVED_ROWS]
         num_lookups += len(rows)
         known = match.mine if match.grown is None else match.grown.numbers
@@ -378,17 +379,20 @@ def _lines(
     for name, why in dense.not_taken.items():
         by_reason.setdefault(why, []).append(name)
     for number, (why, names) in enumerate(by_reason.items(), start=1):
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        lines[f"not taken {number}"] = f"{', '.join(names[:_SHOWN])}{more}: {why}"
+        lines[f"not taken {number}"] = f"{_listed(names)}: {why}"
     if dense.gone:
-        more = f" and {len(dense.gone) - _SHOWN} more" if len(dense.gone) > _SHOWN else ""
-        lines["without a place"] = f"{', '.join(dense.gone[:_SHOWN])}{more}, of the parent"
+        lines["without a place"] = f"{_listed(dense.gone)}, of the parent"
     if moved := _moved_numbers(parent, prepared):
         lines["numbers"] = f"their statistics are those of the new data: {', '.join(moved)}"
     lines["optimizers"] = (
         "those of the parent, where its weights were taken" if config.warm_start.optimizers else "anew"
     )
     return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _moved_numbers(parent: Parent, prepared: PreparedData) -> list[str]:
