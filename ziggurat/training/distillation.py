@@ -27,7 +27,6 @@ products. Cost: 2·width FLOPs a sample for each head and label, three times tha
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,7 +39,7 @@ from torch import Tensor, nn
 from ziggurat.errors import ConfigError, DataError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
-from ziggurat.models.contract.losses import labelled_weights, numbers_of_labels
+from ziggurat.models.contract.losses import labelled_weights, logits_among_all, numbers_of_labels
 from ziggurat.typed import FloatOrZero, PositiveFloat, checked
 
 _HIDDEN = 8  # of an adapter, as in the paper
@@ -243,10 +242,7 @@ class Student(nn.Module):
         labels_BL = batch.labels.nan_to_num(0.0).float()
         logits_BL = outputs.logits.float()
         share_L = numbers_of_labels([label.weight for label in self.inputs.labels], logits_BL)
-        # Served scores are σ(z + ln r) where training kept the share r of the negatives.
-        served_BL = logits_BL + numbers_of_labels(
-            [math.log(label.negative_rate) for label in self.inputs.labels], logits_BL
-        )
+        served_BL = logits_among_all(logits_BL, inputs=self.inputs)
         total_L = logits_BL.new_zeros(logits_BL.shape[1])
         for index, teacher in enumerate(self.teachers):
             scores_BL = self._scores(batch, teacher)

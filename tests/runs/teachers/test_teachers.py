@@ -11,6 +11,7 @@ import pytest
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, versions_in
 from ziggurat.errors import ConfigError, DataError, SchemaError
@@ -193,6 +194,20 @@ def test_the_watermark_is_that_of_rows_that_the_run_has_seen(folder: Path) -> No
     rows(20, first_day=3).write_parquet("new.parquet")
     logged = log_teacher(run, ["new.parquet"], out="teacher")
     assert logged.facts.watermark == rows()["at"][319]
+
+
+def test_rows_that_were_put_aside_in_training_do_not_stop_the_watermark(folder: Path) -> None:
+    text = rows().write_csv().splitlines(keepends=True)
+    text.insert(7, "1,2\n")  # a row of two fields
+    text.insert(20, "1,2,1,soon\n")
+    Path("old.csv").write_text("".join(text))
+    config = zg.table_run(zg.DNNConfig(embedding_dim=4), SCHEMA)
+    split = zg.SplitConfig(by=zg.SplitBy.TIME, valid_fraction=0.1, test_fraction=0.2)
+    data = replace(config.data, train=("old.csv",), bad_rows=BadRowPolicy.QUARANTINE, split=split)
+    zg.train_run(replace(config, data=data, training=replace(config.training, threads=1)), folder="big")
+    logged = log_teacher(zg.load_run("big"), "old.csv", out="teacher", bad_rows=BadRowPolicy.QUARANTINE)
+    assert logged.facts.watermark == rows()["at"][319]
+    assert logged.num_new == 401  # the row without a time that can be read is scored too
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

@@ -20,10 +20,10 @@ import polars as pl
 from jaxtyping import Float32
 
 from ziggurat.config import JSON
-from ziggurat.data.preprocess.splits import DateOrder
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import ExampleIndex, VersionFolder, example_ids, times_of, versions_in
 from ziggurat.errors import DataError, SchemaError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Schema, column_of
 
 AGE = "age"
@@ -53,6 +53,21 @@ def facts_of_teacher(folder: str) -> list[JSON]:
     ]
 
 
+def require_time(schema: Schema) -> None:
+    """Refuse a schema by which nobody can tell whether a teacher knows an answer.
+
+    Raises:
+        SchemaError: it has no time.
+    """
+    if not schema.time:
+        raise SchemaError(
+            expected="a schema that says which column is the time: only teachers of before an example may teach it",
+            found="none",
+            where="schema, [roles], time",
+            ways_out=('time = "COLUMN" under [roles] of the schema', "leave --teacher out"),
+        )
+
+
 class TeacherJoin:
     """Adds logged scores to raw rows.
 
@@ -67,13 +82,7 @@ class TeacherJoin:
     """
 
     def __init__(self, folder: str, *, schema: Schema, date_order: DateOrder) -> None:
-        if not schema.time:
-            raise SchemaError(
-                expected="a schema that says which column is the time: only teachers of before an example may teach it",
-                found="none",
-                where="schema, [roles], time",
-                ways_out=('time = "COLUMN" under [roles] of the schema', "leave --teacher out"),
-            )
+        require_time(schema)
         self._time = schema.time
         self._date_order = date_order
         self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)]

@@ -29,11 +29,11 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Float32, Int64, UInt64
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.preprocess.splits import DateOrder
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.errors import DataError, MissingFileError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.files import Format, replacing
 from ziggurat.files.parquet import write_table
 

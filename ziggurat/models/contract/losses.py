@@ -160,16 +160,21 @@ def labelled_weight(
     return labelled_weights(labels_BL, weights_B, inputs=inputs).sum(dim=0)
 
 
+def logits_among_all(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
+    """Return logits z + ln r among all samples, where training kept the share r of the negatives; else z itself."""
+    # Training kept that share of the negatives, so its odds are 1 / r times too high.
+    if any(label.negative_rate != 1.0 for label in inputs.labels):
+        return logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
+    return logits_BL
+
+
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
     """Turn logits into predictions: the probability of a binary label, the value of a label that is a number.
 
     The probability among all samples, also where training kept some of the negatives only. In FP32, and in FP64 where
     the logits are (`in_label_units`).
     """
-    logits_BL = at_least_fp32(logits_BL)
-    # Training kept that share of the negatives, so its odds are 1 / r times too high.
-    if any(label.negative_rate != 1.0 for label in inputs.labels):
-        logits_BL = logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
+    logits_BL = logits_among_all(at_least_fp32(logits_BL), inputs=inputs)
     tasks = [label.task for label in inputs.labels]
     if not tasks:
         return logits_BL

@@ -10,10 +10,10 @@ killed goes on by the same command: complete parts stay, and an example in them 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, exa
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
-from ziggurat.models.contract.losses import numbers_of_labels
+from ziggurat.models.contract.losses import logits_among_all
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.data_paths import located
@@ -219,8 +219,7 @@ def _scored(
     finally:
         for hook in hooks:
             hook.remove()
-    rates = [math.log(label.negative_rate) for label in run.preprocessing.inputs.labels]
-    logits_BL = logits_BL + numbers_of_labels(rates, logits_BL)
+    logits_BL = logits_among_all(logits_BL, inputs=run.preprocessing.inputs)
     vectors = None
     if format:
         vectors_BW = (
@@ -288,23 +287,26 @@ def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
     progress.begin("read the watermark", total=None)
     newest = -math.inf
     is_calendar = True
-    for chunk, is_seen_N in _seen_rows(run):
-        times_N, is_calendar = times_of(chunk, schema.time, date_order=run.config.data.split.date_order)
-        times_N = times_N[is_seen_N & ~np.isnan(times_N)]
-        if len(times_N):
-            newest = max(newest, float(times_N.max()))
+    config = run.config.data
+    # Rows that were put aside when the run was trained are put aside again, into a folder that nobody reads.
+    with tempfile.TemporaryDirectory() as aside, BadRows(config.bad_rows, folder=Path(aside)) as bad_rows:
+        for chunk, is_seen_N in _seen_rows(run, bad_rows):
+            times_N, is_calendar = times_of(chunk, schema.time, date_order=config.split.date_order)
+            times_N = times_N[is_seen_N & ~np.isnan(times_N)]
+            if len(times_N):
+                newest = max(newest, float(times_N.max()))
     progress.end()
     return newest, is_calendar
 
 
-def _seen_rows(run: Run) -> Iterator[tuple[RawChunk, np.ndarray]]:
+def _seen_rows(run: Run, bad_rows: BadRows) -> Iterator[tuple[RawChunk, np.ndarray]]:
     """Yield the times of a run's raw rows, and which of them training or the choice of its weights has seen."""
     config: RunConfig = located(run.config, folder=run.folder)
     data = raw_files(config, progress=NoProgress())
     time = [run.preprocessing.schema.time]
     if data.split.by is SplitBy.FILES:
         for paths in filter(None, (data.train, data.valid)):
-            for chunk in data.source(paths).frames(columns=time):
+            for chunk in data.source(paths, bad_rows=bad_rows).frames(columns=time):
                 yield chunk, np.ones(chunk.num_rows, dtype=np.bool_)
         return
     seen: list[np.ndarray] = []
@@ -317,8 +319,6 @@ def _seen_rows(run: Run) -> Iterator[tuple[RawChunk, np.ndarray]]:
     rows = np.concatenate(seen)
     is_seen = np.zeros(int(rows.max()) + 1, dtype=np.bool_)
     is_seen[rows] = True
-    # Bad rows were reported when the run was trained.
-    quiet = dataclasses.replace(data, bad_rows=BadRowPolicy.ERROR)
-    for chunk in quiet.source(data.train).frames(columns=time):
+    for chunk in data.source(data.train, bad_rows=bad_rows).frames(columns=time):
         at = chunk.global_rows
         yield chunk, np.where(at < len(is_seen), is_seen[np.minimum(at, len(is_seen) - 1)], False)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
+from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import extra_column
-from ziggurat.data.teachers.join import AGE, joined_column, joined_columns
+from ziggurat.data.teachers.join import AGE, is_joined, joined_column, require_time
 from ziggurat.data.teachers.side_table import versions_in
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.extras import Extra
@@ -73,13 +73,7 @@ def with_teacher(config: RunConfig, folder: str | Path) -> RunConfig:
             where=str(folder),
             ways_out=("log a teacher that was trained on this label", "leave --teacher out"),
         )
-    if not schema.time:
-        raise SchemaError(
-            expected="a schema that says which column is the time: only teachers of before an example may teach it",
-            found="none",
-            where="schema, [roles], time",
-            ways_out=('time = "COLUMN" under [roles] of the schema', "leave --teacher out"),
-        )
+    require_time(schema)
     schema = replace(schema, extras=(*schema.extras, *(extra for extra in extras if extra.name not in known)))
     return replace(
         config,
@@ -89,7 +83,7 @@ def with_teacher(config: RunConfig, folder: str | Path) -> RunConfig:
     )
 
 
-def coverage_lines(config: RunConfig, dataset: object) -> dict[str, str]:
+def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
     """Return lines for the start-up report: how many training rows each teacher has scored, and how old it was then.
 
     Args:
@@ -98,7 +92,7 @@ def coverage_lines(config: RunConfig, dataset: object) -> dict[str, str]:
     """
     lines: dict[str, str] = {}
     for extra in config.table_schema.extras:
-        if extra.column not in joined_columns(config.table_schema) or not extra.column.endswith(f":{AGE}"):
+        if not is_joined(extra.column) or not extra.column.endswith(f":{AGE}"):
             continue
         ages = np.concatenate([np.empty(0), *_column(dataset, extra.name)])
         taught = ages[~np.isnan(ages)]
@@ -111,8 +105,6 @@ def coverage_lines(config: RunConfig, dataset: object) -> dict[str, str]:
     return lines
 
 
-def _column(dataset: object, name: str) -> Iterator[np.ndarray]:
-    groups = range(len(dataset.group_sizes))  # pyright: ignore[reportAttributeAccessIssue]
-    for index in groups:
-        table: pa.Table = dataset.read_group(index)  # pyright: ignore[reportAttributeAccessIssue]
-        yield table.column(extra_column(name)).to_numpy()
+def _column(dataset: Dataset, name: str) -> Iterator[np.ndarray]:
+    for index in range(len(dataset.group_sizes)):
+        yield dataset.read_group(index).column(extra_column(name)).to_numpy()
