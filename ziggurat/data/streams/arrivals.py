@@ -17,6 +17,7 @@ LZ4. With windows of N rows the times of all files that arrive at once are in me
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,6 +51,7 @@ JOURNAL = Format(
     max_bytes=1 << 30,
 )
 LATE = "late rows"
+_BLOCK_BYTES = 1 << 20  # of a file in a store that is digested
 _FILE_ROW = "file row:"  # no name of a feature has a colon
 
 
@@ -161,7 +163,7 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What came of looking for new files.
+    """The result of looking for new files.
 
     Args:
         files: that were taken.
@@ -222,12 +224,21 @@ class Arrivals:
         else:
             self.journal = Journal(config=config, reading=reading)
             self._refuse_no_time()
+        # A folder that is followed may have thousands of files, each of which is asked for at every look.
+        self._by_place: dict[str, list[ArrivedFile]] = {}
+        self._digests: set[str] = set()
+        for file in self.journal.files:
+            self._remember(file)
 
     def _found(self) -> Journal | None:
         """The journal that is there."""
         if not self._path.exists():
             return None
         return from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
+
+    def _remember(self, file: ArrivedFile) -> None:
+        self._by_place.setdefault(file.place, []).append(file)
+        self._digests.add(file.sha256)
 
     @property
     def num_rows(self) -> int:
@@ -253,11 +264,12 @@ class Arrivals:
         self._latest_s = latest_s
         told: ProgressCallback = progress or (lambda phase, done, total: None)
         new: list[_NewFile] = []
+        new_digests: set[str] = set()
         again: list[str] = []
         for path in paths:
             facts = facts_of(path)
             # Files of this very call count as well: two copies may arrive together.
-            digest = self._digest_if_new(path, facts=facts, others={file.sha256 for file in new})
+            digest = self._digest_if_new(path, facts=facts, others=new_digests)
             # None is a file that is known, and "" one whose content is; the order of these two checks matters.
             if digest is None:
                 continue
@@ -265,6 +277,7 @@ class Arrivals:
                 again.append(str(path))
                 continue
             new.append(_NewFile(path=path, facts=facts, sha256=digest))
+            new_digests.add(digest)
         if not new and not again:
             return Taken()
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
@@ -292,12 +305,12 @@ class Arrivals:
         """Return whether a file of this name was taken, or left out because its content was."""
         # The place is the first of the facts, without links, so two names of one file are one.
         place = facts_of(path)[0]
-        return str(path) in self.journal.again or any(file.place == place for file in self.journal.files)
+        return str(path) in self.journal.again or place in self._by_place
 
     def _digest_if_new(self, path: DataPath, *, facts: tuple[str, int, int | str], others: set[str]) -> str | None:
         """Return the SHA-256 of a file that is new; "" where its content is not; None where the file is known."""
         place, num_bytes, tag = facts
-        known = [file for file in self.journal.files if file.place == place]
+        known = self._by_place.get(place, [])
         # Size and tag decide without reading the file; the digest of a large one takes minutes.
         is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
         if is_as_it_was or str(path) in self.journal.again:
@@ -317,8 +330,7 @@ class Arrivals:
                     "begin the stream anew: --out ANOTHER_FOLDER",
                 ),
             )
-        is_again = digest in others or any(file.sha256 == digest for file in self.journal.files)
-        return "" if is_again else digest
+        return "" if digest in others or digest in self._digests else digest
 
     def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
@@ -352,20 +364,20 @@ class Arrivals:
             )
         # Only now, when the file was read whole and has not changed: its pieces and its record enter together.
         self._place(spool.pieces, counts)
-        self.journal.files.append(
-            ArrivedFile(
-                path=str(path),
-                place=place,
-                num_bytes=num_bytes,
-                tag=str(tag),
-                sha256=file.sha256,
-                first_row=first_row,
-                rows=rows,
-                late=counts.late,
-                left_out=counts.left_out,
-                bad=bad,
-            )
+        arrived = ArrivedFile(
+            path=str(path),
+            place=place,
+            num_bytes=num_bytes,
+            tag=str(tag),
+            sha256=file.sha256,
+            first_row=first_row,
+            rows=rows,
+            late=counts.late,
+            left_out=counts.left_out,
+            bad=bad,
         )
+        self.journal.files.append(arrived)
+        self._remember(arrived)
         if dealt is not None:
             # What was dealt is one array over all files of the call; the next file goes on in it.
             dealt.first_row += rows
@@ -721,8 +733,11 @@ def _digest(path: DataPath) -> str:
     if isinstance(path, Path):
         return sha256_of(path)
     # A store has no path to hash, so its bytes are read through it.
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return sha256_of(file.read())
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _refuse_other_settings(stored: StreamConfig, given: StreamConfig, *, where: str) -> None:
