@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,11 +26,12 @@ import polars as pl
 
 import ziggurat as zg
 from benchmarks.harness import say
-from benchmarks.report import Case, Report
+from benchmarks.report import Case, Report, by_round
 from ziggurat.cache import cache_folder
 from ziggurat.data.encoded.loader import Loader
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.ops.machine.turns import seconds_in_turns
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.studies.compare_statistics import paired_difference
 from ziggurat.training.config import SelfDistil, SelfDistilConfig, TrainingConfig
@@ -98,26 +100,31 @@ def trained(data: PreparedData, size: Size, *, seed: int, self_distil: SelfDisti
         return trainer.evaluate(data.test).metrics
 
 
-def step_seconds(data: PreparedData, size: Size) -> tuple[list[float], list[float]]:
+def step_seconds(data: PreparedData, size: Size) -> list[list[float]]:
     """Seconds of steps with second views, and of steps without, in turns; batches are of the recipe's size."""
-    steps = {}
-    for kind in (SMC2, OFF):
-        model = zg.build_model(recipe_named("frappe_dcn_v2").model, data.inputs, seed=0)
-        steps[kind.method] = TrainStep(model, settings(size, seed=0, self_distil=kind))
     loader = Loader(data.train, config=recipe_named("frappe_dcn_v2").training.loader)
     batches = [batch for batch, _ in zip(loader.batches(epoch=0), range(8), strict=False)]
-    seconds: dict[SelfDistil, list[float]] = {SelfDistil.SMC2: [], SelfDistil.NONE: []}
-    for number in range(size.rounds + 3):
-        order = (SelfDistil.SMC2, SelfDistil.NONE)[:: 1 if number % 2 else -1]
-        for kind in order:
-            step = steps[kind]
+
+    def timed(kind: SelfDistilConfig) -> Callable[[int], float]:
+        model = zg.build_model(recipe_named("frappe_dcn_v2").model, data.inputs, seed=0)
+        step = TrainStep(model, settings(size, seed=0, self_distil=kind))
+
+        def once(turn: int) -> float:
             if step.self_distillation is not None:
-                step.self_distillation.begin(step=number + 1, total_steps=size.rounds + 4)
+                step.self_distillation.begin(step=turn + 1, total_steps=size.rounds + 4)
             begin = time.perf_counter()
-            step(batches[number % len(batches)])
-            if number >= 3:  # the first compile and page in
-                seconds[kind].append(time.perf_counter() - begin)
-    return seconds[SelfDistil.SMC2], seconds[SelfDistil.NONE]
+            step(batches[turn % len(batches)])
+            return time.perf_counter() - begin
+
+        return once
+
+    found = seconds_in_turns([timed(SMC2), timed(OFF)], turns=size.rounds + 2)
+    return [seconds[2:] for seconds in found]  # the first three compile and page in
+
+
+def beside_labels(name: str, ours: list[float], peer: list[float], *, unit: str) -> Case:
+    """A case of numbers with second views and without, in pairs."""
+    return by_round(name, ours=("--self-distil smc2", ours), peer=("labels alone", peer), unit=unit)
 
 
 def run(*, quick: bool = False) -> Report:
@@ -136,7 +143,7 @@ def run(*, quick: bool = False) -> Report:
             data = noisy_data(Path(folder) / f"noise_{noise}", noise=noise, num_rows=size.num_rows)
             if noise == 0.0:
                 with_views, without = step_seconds(data, size)
-                report.cases.append(_case("cost_of_a_step", with_views, without, unit="s"))
+                report.cases.append(beside_labels("cost_of_a_step", with_views, without, unit="s"))
                 say(f"cost of a step: {report.cases[-1].ratio:.3f}")
             found: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
             for seed in range(size.seeds):
@@ -149,7 +156,7 @@ def run(*, quick: bool = False) -> Report:
                     ours = [each[metric] for each in found[name]]
                     peer = [each[metric] for each in found["off"]]
                     case = f"{name}_noise_{round(100 * noise)}_{metric}"
-                    report.cases.append(_case(case, ours, peer, unit=metric))
+                    report.cases.append(beside_labels(case, ours, peer, unit=metric))
                     report.notes.append(f"{case}: {_difference_line(ours, peer)}")
                     say(report.notes[-1])
     return report
@@ -161,19 +168,4 @@ def _difference_line(ours: list[float], peer: list[float]) -> str:
         f"{statistics.mean(ours):.5f} ± {statistics.stdev(ours):.5f} against {statistics.mean(peer):.5f} ± "
         f"{statistics.stdev(peer):.5f}, "
         f"difference {difference.mean:+.5f} ± {difference.sd:.5f}, p = {difference.t_p:.3f}"
-    )
-
-
-def _case(name: str, ours: list[float], peer: list[float], *, unit: str) -> Case:
-    ratios = sorted(one / other for one, other in zip(ours, peer, strict=True))
-    return Case(
-        name=name,
-        ours=statistics.median(ours),
-        peer=statistics.median(peer),
-        ratio=statistics.median(ratios),
-        ratio_p10=ratios[len(ratios) // 10],
-        ratio_p90=ratios[-1 - len(ratios) // 10],
-        ours_name="--self-distil smc2",
-        peer_name="labels alone",
-        unit=unit,
     )

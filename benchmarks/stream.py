@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import polars as pl
 
 import ziggurat as zg
 from benchmarks.harness import say
-from benchmarks.report import Case, Report
+from benchmarks.report import Report, by_round
 from ziggurat.cache import cache_folder
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.streams.windows import StreamConfig
@@ -125,20 +124,10 @@ def run(*, quick: bool = False) -> Report:
         else:
             os.environ["ZIGGURAT_CACHE"] = kept
     for index, name in enumerate(("inside_of_steps", "from_files")):
-        ratios = sorted(stream[index] / batch[index] for stream, batch in found)
-        report.cases.append(
-            Case(
-                name=name,
-                ours=statistics.median(stream[index] for stream, _ in found),
-                peer=statistics.median(batch[index] for _, batch in found),
-                ratio=statistics.median(ratios),
-                ratio_p10=ratios[len(ratios) // 10],
-                ratio_p90=ratios[-1 - len(ratios) // 10],
-                ours_name="ziggurat stream",
-                peer_name="ziggurat train, one epoch",
-                unit="samples/s",
-            )
-        )
+        ours = [stream[index] for stream, _ in found]
+        peer = [batch[index] for _, batch in found]
+        case = by_round(name, ours=("ziggurat stream", ours), peer=("ziggurat train, one epoch", peer))
+        report.cases.append(case)
     report.notes.append(
         f"{num_rows:,} rows, {DAYS} windows, DLRM with 8 tables of D = 16, batches of 2,048, one thread; from files "
         "the stream also scores every window before it is trained, the batch run scores nothing"
