@@ -559,11 +559,9 @@ def load_run(
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     try:
         loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
-    except DamagedCheckpointError:
-        # Damage says nothing about the format of the products, so it passes as it is.
-        raise
     except CheckpointError as problem:
-        if recorded is None:
+        # Damage says nothing about the format of the products, so it passes as it is.
+        if recorded is None or isinstance(problem, DamagedCheckpointError):
             raise
         raise other_products(run, recorded, problem=problem) from problem
     store.close()

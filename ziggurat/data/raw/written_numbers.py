@@ -344,20 +344,16 @@ def ways_to_read(texts: pl.Series, *, present: WrittenNumbers, is_own: bool = Fa
             # Settings that are plain have no flags: then those at hand have to go.
             flags = " ".join(needed.settings()) or _plain_flags(present)
             meant = f"if {column.example!r} is {column.read_as(needed)}"
+            block = needed.block(texts.name)
             if is_own:
-                block = f"in the schema, correct the [[number]] of the column to {needed.block(texts.name)}"
-                blocks.append(f"{meant}: {block}")
-                lines.append(
-                    f"{meant}, and the schema is that of a trained run: in Python, of df = "
-                    f"pl.read_csv(…, infer_schema=False), {in_one_line(texts.name, written=needed)}"
-                )
-                continue
-            ways.append(f"{meant}: {flags}")
-            # A setting holds for all columns of the files, so it is no way out where these differ.
-            others = f"{meant}, and numbers of other columns are written in another way"
-            blocks.append(f"{others}: in the schema, {needed.block(texts.name)}")
+                blocks.append(f"{meant}: in the schema, correct the [[number]] of the column to {block}")
+            else:
+                ways.append(f"{meant}: {flags}")
+                # A setting holds for all columns of the files, so it is no way out where these differ.
+                meant = f"{meant}, and numbers of other columns are written in another way"
+                blocks.append(f"{meant}: in the schema, {block}")
             lines.append(
-                f"{others}, and the schema is that of a trained run: in Python, of df = "
+                f"{meant}, and the schema is that of a trained run: in Python, of df = "
                 f"pl.read_csv(…, infer_schema=False), {in_one_line(texts.name, written=needed)}"
             )
     return (*ways[:2], *blocks[:2], *lines[:1])
