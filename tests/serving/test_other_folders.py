@@ -1,4 +1,4 @@
-"""What stands where an export was expected is named, with what leads from there to an export."""
+"""A folder that is no export is named for what it is, with what leads from there to an export."""
 
 from __future__ import annotations
 

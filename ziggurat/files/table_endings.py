@@ -1,4 +1,4 @@
-"""How a table is written, by the ending of the file that is to hold it: one rule for every verb that writes rows.
+"""Choose how a table is written by the ending of its file: one rule for every verb that writes rows.
 
     .parquet, .pq, no ending   Parquet: types and lists stay
     .csv, .tsv                 text, fields divided by a comma or a tab, one line of names: plain values alone

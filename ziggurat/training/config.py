@@ -142,7 +142,7 @@ class SelfDistil(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SelfDistilConfig:
-    """How much a model learns from its own earlier weights, and how its second views differ from the first.
+    """Settings of what a model learns from its own earlier weights, and of its second views.
 
     Args:
         method: smc2 and so on; none: labels alone.

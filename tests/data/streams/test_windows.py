@@ -1,4 +1,4 @@
-"""Which window a time belongs to, in every unit that times are written in."""
+"""Windows: each time belongs to one, in every unit that times are written in."""
 
 from __future__ import annotations
 

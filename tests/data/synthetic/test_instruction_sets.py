@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.data.preprocess.test_instruction_sets import AVX2, SSE
-from ziggurat.data.synthetic.drift import DriftConfig, DriftingTeacher
+from tests.data.synthetic.test_drift import ALL
+from ziggurat.data.synthetic.drift import DriftingTeacher
 from ziggurat.data.synthetic.rows import BlockMaker, SyntheticConfig
 
 CONFIG = SyntheticConfig(
@@ -23,18 +24,7 @@ CONFIG = SyntheticConfig(
     conversion_rate=0.1,
     missing_share=0.1,
 )
-DRIFT = DriftConfig(
-    teacher=dataclasses.replace(CONFIG, cardinalities=(50_000, 100)),
-    window_rows=20_000,
-    preference_rate=0.1,
-    lifetime=5.0,
-    popularity_decay=2.0,
-    season_windows=7.0,
-    season_logit=0.5,
-    season_angle=0.4,
-    covariate_rate=0.05,
-    delay_s=3600.0,
-)
+DRIFT = dataclasses.replace(ALL, teacher=dataclasses.replace(CONFIG, cardinalities=(50_000, 100)))
 
 
 def digest() -> str:

@@ -1,4 +1,4 @@
-"""What is read of a damaged training log: the lines before the damage, and how many are left out."""
+"""A damaged training log is read up to the damage, and says how many lines are left out."""
 
 from __future__ import annotations
 

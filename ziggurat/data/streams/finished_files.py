@@ -25,7 +25,7 @@ _ARROW_MAGIC = b"ARROW1"
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """How a file was when it was seen first in this state, and when that was."""
+    """Remembers a file as it was when it was seen first in this state, and when that was."""
 
     facts: tuple[str, int, int | str]
     at_s: float

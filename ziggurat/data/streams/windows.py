@@ -1,4 +1,4 @@
-"""Windows: which stretch of time each row of a stream belongs to.
+"""Cut a stream into windows: stretches of time that its rows belong to.
 
     --by day --from 2000-05 --until 2000-06
 
@@ -46,7 +46,7 @@ class Calendar(StrEnum):
 
 
 class LateRows(StrEnum):
-    """What becomes of rows that are older than a window that is done."""
+    """Choices of what becomes of rows that are older than a window that is done."""
 
     TRAIN = "train"  # they are scored and trained in the window that they arrive in
     DROP = "drop"  # they are counted, and nothing else
@@ -94,7 +94,7 @@ class StreamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """What is known of the time column of a stream, since its first rows were read.
+    """Facts about the time column of a stream, known since its first rows were read.
 
     Args:
         column: its name; "" where the schema has no time.

@@ -110,7 +110,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What rows are drawn from at one moment: all of the teacher that can drift.
+    """Holds what rows are drawn from at one moment: all of the teacher that can drift.
 
     Args:
         tables: w, h (and w of the second label) of each feature's ids, the most popular id first.

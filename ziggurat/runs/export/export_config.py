@@ -80,7 +80,7 @@ class ExportConfig:
 
     @property
     def ways_to_more_bits(self) -> tuple[str, ...]:
-        """What costs less than the formats of tables and products that are set, for an error."""
+        """The ways out of formats that cost too much: more bits, where fewer are set."""
         ways: list[str] = []
         if self.kept.has_few_bits:
             ways.append("tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32")

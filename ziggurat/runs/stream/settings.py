@@ -1,4 +1,4 @@
-"""What a stream asks of the settings of a run: one pass over each window, samples, and tables that may grow.
+"""Fit the settings of a run to a stream: one pass over each window, samples, and tables that may grow.
 
 A recipe says how often it passes over its rows, how it splits them and when it stops. A stream sees each row once, in
 order of time, and every row is first a test and then training data: these settings have no meaning, and what would

@@ -119,7 +119,7 @@ class StreamWindows:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What was fitted to the history."""
+        """Vocabularies and statistics that were fitted to the history."""
         assert self._preprocessing is not None, "`fit` comes first"
         return self._preprocessing
 

@@ -168,7 +168,7 @@ _REPLACED = (
     *("config.json", "inputs.json", "preprocessing", "plan.json", "traffic.json", "data.json", "startup.json"),
     *("evaluations", "report.html", "warm_start.json"),
 )
-"""What a start replaces or removes. All of it but plan.json is written after config.json, which says whose it is."""
+"""Names that a start replaces or removes. All but plan.json are written after config.json, which says whose all are."""
 
 
 def default_folder(recipe: str, *, train: str = "") -> Path:
