@@ -28,7 +28,7 @@ from ziggurat.training.metrics.accumulator import (
     normalised_entropy,
     rmse,
 )
-from ziggurat.training.metrics.metric import higher_is_better
+from ziggurat.training.metrics.metric import gain_over, higher_is_better
 from ziggurat.training.metrics.scored_samples import scored_samples
 
 NUM_CASES = 1000
@@ -236,6 +236,20 @@ def test_direction_of_metrics():
     for name in ("calibration", "aucc", "like/auc"):
         with pytest.raises(ConfigError, match=name):
             higher_is_better(name)
+
+
+def test_gain_over_is_above_0_for_what_is_better() -> None:
+    assert gain_over("auc/click", 0.75, 0.5) == 0.25
+    assert gain_over("rmse", 0.75, 0.5) == -0.25
+    # Of calibration the distance from 1 counts, on both sides.
+    assert gain_over("calibration", 1.25, 0.5) == 0.25
+    assert gain_over("calibration", 0.5, 1.25) == -0.25
+
+
+def test_gain_over_is_nan_where_nobody_can_say() -> None:
+    assert math.isnan(gain_over("a_function_of_the_user", 0.75, 0.5))
+    assert math.isnan(gain_over("auc", math.nan, 0.5))
+    assert math.isnan(gain_over("calibration", 1.0, math.nan))
 
 
 # ------------------------------------------------------------------------------------------------- the accumulator

@@ -32,7 +32,7 @@ from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.full_ranking import answered_instead
-from ziggurat.training.metrics.metric import from_one, has_direction, higher_is_better, is_best_at_one, metric_of
+from ziggurat.training.metrics.metric import from_one, gain_over, higher_is_better, is_best_at_one, metric_of
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -258,7 +258,7 @@ def versus_baseline(
     worse: list[str] = []
     for other in known:
         half = known.get(from_one(other), math.nan) if is_best_at_one(other) else known[other]
-        gain = _gain(other, metrics, baseline)
+        gain = gain_over(other, metrics.get(other, math.nan), baseline.get(other, math.nan))
         # Written as a negation, because a gain or an error that is NaN is no difference.
         if other == metric or not abs(gain) > half:
             continue
@@ -297,21 +297,6 @@ def versus_trees(
     else:
         verdict = f"{abs(gain):.5f}{bar} {'better' if gain > 0 else 'worse'} than trees"
     return f"{metric} {ours:.5f}, trees {trees:.5f} ({verdict}; {library}, its defaults)"
-
-
-def _gain(name: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> float:
-    """Return how much better a metric is, and below 0 how much worse; NaN where it has no better.
-
-    Calibration is better where it is nearer to 1.
-    """
-    if name not in metrics or name not in baseline:
-        return math.nan
-    if is_best_at_one(name):
-        return abs(baseline[name] - 1.0) - abs(metrics[name] - 1.0)
-    if not has_direction(name):
-        return math.nan
-    difference = metrics[name] - baseline[name]
-    return difference if higher_is_better(name) else -difference
 
 
 def ordered_batches(dataset: Dataset, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:

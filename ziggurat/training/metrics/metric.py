@@ -318,6 +318,21 @@ def higher_is_better(name: str) -> bool:
     return metric.higher_is_better
 
 
+def gain_over(name: str, value: float, reference: float) -> float:
+    """Return how much better a value of a metric is than a reference, below 0 how much worse; NaN where none is better.
+
+    Args:
+        name: as `MetricAccumulator.compute` returns it; what is best at 1, as calibration, is better nearer to it.
+        value: of a model; NaN where it has none.
+        reference: the same of what it is compared with.
+    """
+    if is_best_at_one(name):
+        return abs(reference - 1.0) - abs(value - 1.0)
+    if not has_direction(name):
+        return math.nan
+    return value - reference if higher_is_better(name) else reference - value
+
+
 def shown_name(name: str) -> str:
     """Return a metric's name for people: `log_loss/click` is "log loss of click", `ndcg@10` "NDCG at 10"."""
     plain, _, label = name.partition("/")

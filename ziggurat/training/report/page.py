@@ -34,7 +34,7 @@ from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline, versus_trees
 from ziggurat.training.metrics.full_ranking import repeats_lines
-from ziggurat.training.metrics.metric import higher_is_better
+from ziggurat.training.metrics.metric import gain_over
 from ziggurat.training.records.log import LogRecord, read_records
 from ziggurat.training.records.run_folder import (
     CONFIG,
@@ -349,10 +349,9 @@ def _metrics_table(
 
 def _is_worse(ours: Evaluated, theirs: Evaluated, *, metric: str) -> bool:
     """Return whether a metric that both have is worse in the first."""
-    values = [each["metrics"].get(metric) for each in (ours, theirs)]
-    if values[0] is None or values[1] is None:
-        return False
-    return values[0] < values[1] if higher_is_better(metric) else values[0] > values[1]
+    first = ours["metrics"].get(metric)
+    second = theirs["metrics"].get(metric)
+    return first is not None and second is not None and gain_over(metric, first, second) < 0
 
 
 def _error_bar(evaluation: Evaluated, name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ziggurat.training.metrics.metric import higher_is_better, is_best_at_one, metric_of, shown_name
+from ziggurat.training.metrics.metric import gain_over, shown_name
 from ziggurat.training.records.windows import WindowRecord
 from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
 
@@ -58,7 +58,7 @@ def wins(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], me
         (_value(record, metric), _value(beside[record.name], metric)) for record in records if record.name in beside
     ]
     both = [(ours, theirs) for ours, theirs in pairs if math.isfinite(ours) and math.isfinite(theirs)]
-    return sum(_is_better(ours, theirs, metric=metric) for ours, theirs in both), len(both)
+    return sum(gain_over(metric, ours, theirs) > 0 for ours, theirs in both), len(both)
 
 
 def windows_section(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], figures: Sequence[str]) -> str:
@@ -109,12 +109,6 @@ def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, Wind
 def _value(record: WindowRecord, metric: str) -> float:
     value = record.metrics.get(metric)
     return math.nan if value is None else value
-
-
-def _is_better(ours: float, theirs: float, *, metric: str) -> bool:
-    if is_best_at_one(metric):
-        return abs(ours - 1.0) < abs(theirs - 1.0)
-    return ours > theirs if metric_of(metric) is not None and higher_is_better(metric) else ours < theirs
 
 
 def _figure(names: Sequence[str], curves: dict[str, list[float]], *, title: str) -> Figure:
