@@ -1,4 +1,6 @@
-"""Choose how a table is written by the ending of its file: one rule for every verb that writes rows.
+"""Choose how a table is read and written by the ending of its file: one rule for every verb that has rows.
+
+Written:
 
     .parquet, .pq, no ending   Parquet: types and lists stay
     .csv, .tsv                 text, fields divided by a comma or a tab, one line of names: plain values alone
@@ -15,6 +17,12 @@ from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError
 from ziggurat.files.writing import refuse_url
 
+# The format (`data.raw.FileFormat`) of files that are read; the first bytes may say otherwise.
+READ_AS = {
+    **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
+    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"},
+    **{".jsonl": "jsonl", ".ndjson": "jsonl"},
+}
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq", "")
 ENDINGS = ".parquet, .csv or .tsv"

@@ -42,14 +42,10 @@ from ziggurat.data.raw.text_parts import TextPart, cut_text
 from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files.stores import DataPath, StoreFile
+from ziggurat.files.table_endings import READ_AS
 
 DEFAULT_CHUNK_ROWS = 131_072
 _DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
-_SUFFIXES = {
-    **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
-    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"},
-    **{".jsonl": "jsonl", ".ndjson": "jsonl"},
-}
 # Label, 13 counts, 26 hashes of 8 hex digits; any of them may be empty, and the label absent.
 _CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
 _PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1"
@@ -96,9 +92,9 @@ class RawSource:
         part: TextPart | None = None,
     ) -> None:
         named = [paths] if isinstance(paths, str | DataPath) else list(paths)
-        files = [expand_path(path, suffixes=_SUFFIXES, copies=copies) for path in named]
+        files = [expand_path(path, suffixes=READ_AS, copies=copies) for path in named]
         self.paths: tuple[DataPath, ...] = tuple(file for found in files for file in found)
-        self.left_out = tuple(file for path in named for file in documents_in(path, suffixes=_SUFFIXES))
+        self.left_out = tuple(file for path in named for file in documents_in(path, suffixes=READ_AS))
         self.format = format
         self.num_read = 0  # rows of the files that `frames` has been through, bad ones included
         self.bad_rows = bad_rows or BadRows()
@@ -303,7 +299,7 @@ class RawSource:
         suffixes = [suffix.lower() for suffix in path.suffixes]
         # In "day.csv.gz" the format is in the name before the last.
         last = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes[-1] if suffixes else "")
-        known = FileFormat(_SUFFIXES[last]) if last in _SUFFIXES else None
+        known = FileFormat(READ_AS[last]) if last in READ_AS else None
         # The name is taken at its word where no other format hides behind it; tab separated text may be Criteo's.
         if known is not None and known in (*_WITH_TYPES, FileFormat.CSV):
             return known

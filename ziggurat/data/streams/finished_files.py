@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ziggurat.files.stores import DataPath, StoreFile, facts_of
+from ziggurat.files.table_endings import READ_AS
 
-_PARQUET = (".parquet", ".pq")
-_ARROW = (".arrow", ".feather", ".ipc")
 _PARQUET_MAGIC = b"PAR1"
 _ARROW_MAGIC = b"ARROW1"
 
@@ -70,10 +69,10 @@ class FinishedFiles:
     def _is_whole(self, path: DataPath) -> bool:
         if isinstance(path, StoreFile):
             return True  # an object in a store appears when it is whole
-        suffix = path.suffix.lower()
-        if suffix in _PARQUET:
+        format = READ_AS.get(path.suffix.lower())
+        if format == "parquet":
             return _has_footer(path)
-        if suffix in _ARROW and _last_bytes(path, len(_ARROW_MAGIC)) == _ARROW_MAGIC:
+        if format == "arrow" and _last_bytes(path, len(_ARROW_MAGIC)) == _ARROW_MAGIC:
             return True
         facts = facts_of(path)
         now = self._clock()

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from ziggurat.commands import pasted
 from ziggurat.errors import MissingFileError
+from ziggurat.files.table_endings import READ_AS
 
 _MANIFEST = "export.json"
 _PARTS = ("chain.json", "golden.json")  # that every export has beside its manifest
 _BEGUN = ("config.json", "data.json")  # of a run before its first checkpoint
 _CHECKPOINTS = "checkpoints"
 _PREPARED = "prepared.json"
-_DATA = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".jsonl", ".ndjson")
+_DATA = READ_AS.keys() - {".txt"}  # most files of that ending are no data
 _MAX_ENTRIES = 1_000  # of a folder that are looked at
 _SHOWN = 3
 
