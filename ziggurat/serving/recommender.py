@@ -420,10 +420,9 @@ class Recommender:
         if number < 0:
             return Question(row=dict(user), k=1)
         is_plain = len(user) == 1  # the id alone
-        # Only then are the columns those that were encoded ahead.
+        # What the request says takes the place of what is known; without that the columns are those encoded ahead.
         return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
 
-    # What is known of the user comes first, and what the request says takes its place.
     def _check_values(self, user: Mapping[str, object]) -> None:
         """Refuse what `recommend` and `rank` refuse of a user: unknown columns, and values that no model can read."""
         row = self._asker(user).row

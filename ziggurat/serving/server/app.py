@@ -161,8 +161,8 @@ class ServerApp:
             return
         await self._starlette(scope, receive, send)
 
-    # ASGI sends one event for the start, and the next one for the end.
     async def _lifespan(self, receive: Receive, send: Send) -> None:
+        # One event is for the start, and the next one for the end.
         await receive()
         self.engine.start()
         self.metrics.version.labels(export_version(self.info.version)).set(1)
