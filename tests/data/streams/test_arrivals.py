@@ -242,3 +242,29 @@ def test_other_settings_and_damage_are_refused(tmp_path: Path) -> None:
     journal.write_bytes(journal.read_bytes().replace(b"2000-05-01", b"2000-05-07"))
     with pytest.raises(CheckpointError, match="journal of a stream"):
         arrivals_in(tmp_path / "stream")
+
+
+def test_an_upcoming_window_is_the_one_that_is_called_done_and_asking_changes_nothing(tmp_path: Path) -> None:
+    rows_of([0, 1, 2]).write_parquet(tmp_path / "a.parquet")
+    rows_of([0, 1], seed=1).write_parquet(tmp_path / "b.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    assert arrivals.upcoming(1, is_over=True) is None
+    take(arrivals, tmp_path / "a.parquet")
+    first = arrivals.upcoming(1, is_over=False)
+    assert arrivals.upcoming(2, is_over=False) is None  # one after the other
+    assert arrivals.journal.done == []
+    assert arrivals.finish_next(is_over=False)
+    assert arrivals.journal.done == [first]
+    assert arrivals.upcoming(1, is_over=False) == first
+    second = arrivals.upcoming(2, is_over=False)
+    take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    with_late = arrivals.upcoming(2, is_over=False)
+    assert second is not None
+    assert with_late is not None
+    assert (second.rows, with_late.rows, with_late.late) == (1, 3, 1)
+    assert arrivals.finish_next(is_over=False)
+    assert arrivals.journal.done[1] == with_late
+    assert arrivals.upcoming(3, is_over=False) is None
+    third = arrivals.upcoming(3, is_over=True)
+    assert arrivals.finish_next(is_over=True)
+    assert arrivals.journal.done[2] == third

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -458,19 +458,9 @@ class Arrivals:
             is_over: no more files come, so that the newest window is done, too.
         """
         journal = self.journal
-        # Late rows wait for a window to ride along with; where none will come they get one of their own.
-        if not journal.open and is_over and journal.late:
-            key = max((window.key for window in journal.done), default=HISTORY)
-            # Windows of rows go on counting; of time, rows that are late take the last key again.
-            journal.open = [Window(key=key + bool(self._config.rows), name=LATE)]
-        if not journal.open:
+        oldest = self._next_done(is_over=is_over)
+        if oldest is None:
             return False
-        oldest = journal.open[0]
-        if not is_over and not self._is_done(oldest):
-            # The oldest alone may be finished: windows are trained in the order of time.
-            return False
-        oldest.late = sum(piece.rows for piece in journal.late)
-        oldest.add(journal.late)
         journal.late = []
         journal.open = journal.open[1:]
         journal.done.append(oldest)
@@ -482,6 +472,38 @@ class Arrivals:
             journal.done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
         self._save()
         return True
+
+    def upcoming(self, number: int, *, is_over: bool) -> Window | None:
+        """Return a window as it would be if it were called done now; None where it would not be. Nothing changes.
+
+        Args:
+            number: from 1 on, at most one more than there are windows that are done.
+            is_over: no more files come.
+        """
+        done = self.journal.done
+        if number <= len(done):
+            window = done[number - 1]
+            return replace(window, pieces=[*window.pieces])
+        return self._next_done(is_over=is_over) if number == len(done) + 1 else None
+
+    def _next_done(self, *, is_over: bool) -> Window | None:
+        """The oldest open window with the late rows that go along with it, if it is done; a copy."""
+        journal = self.journal
+        # The oldest alone may be finished: windows are trained in the order of time.
+        if journal.open:
+            oldest = journal.open[0]
+            if not is_over and not self._is_done(oldest):
+                return None
+        elif is_over and journal.late:
+            # Late rows wait for a window to go along with; where none will come they get one of their own.
+            key = max((window.key for window in journal.done), default=HISTORY)
+            # Windows of rows go on counting; of time, rows that are late take the last key again.
+            oldest = Window(key=key + bool(self._config.rows), name=LATE)
+        else:
+            return None
+        found = replace(oldest, pieces=[*oldest.pieces], late=sum(piece.rows for piece in journal.late))
+        found.add(journal.late)
+        return found
 
     def _is_done(self, window: Window) -> bool:
         is_full = bool(self._config.rows) and window.key != HISTORY

@@ -2,6 +2,7 @@
 
     files ─► windows in order of time ─┬─► history: fit vocabularies, train once
                                        └─► later ones: encode ─► score ─► windows.jsonl ─► train once ─► checkpoint
+                                           encode the next one ══════════════════════════ in a thread
 
 A score of a window is that of a model which has seen nothing of it (progressive validation; Blum, Kalai and Langford,
 "Beating the hold-out", COLT 1999): what a model in service would have reached, that is trained at the end of each
@@ -16,6 +17,7 @@ is scored twice into the record, and no row is trained twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -145,9 +147,10 @@ def stream_run(
                     own=own,
                     asked=asked,
                 )
-                has_begun = made.begin()
-                if has_begun:
-                    made.go()
+                with contextlib.closing(made):
+                    has_begun = made.begin()
+                    if has_begun:
+                        made.go()
             if not has_begun:
                 ranks.close()
                 return StreamResult(folder=run.path, windows=(), steps=0, report=run.report, ended_early=True)
@@ -373,6 +376,8 @@ class _Stream:
     def _take(self, number: int) -> None:
         """Score a window, unless it was, and train it."""
         window = self._window(number)
+        # Before this one is scored, so that the next is there when it was trained.
+        self._windows.open_ahead(number + 1, is_over=self._follow is None)
         position = self.trainer.position
         is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self._kept))
         if not is_scored:
@@ -420,7 +425,11 @@ class _Stream:
             is_trained=window.number == 1 or not self._stream.frozen,
             metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
             unknown=dict(unknown),
-            timing={"encode_s": round(window.encode_s, 3), "score_s": round(time.perf_counter() - begin, 3)},
+            timing={
+                "encode_s": round(window.encode_s, 3),
+                "wait_s": round(window.wait_s, 3),
+                "score_s": round(time.perf_counter() - begin, 3),
+            },
         )
 
         self._ranks.on_first(lambda: self._file.append(record))
@@ -470,6 +479,10 @@ class _Stream:
             f"warning: {unknown_text(record.unknown)} in {record.name}: vocabularies are those of the history; "
             f"--growing 100000 lets tables take new ids (in another folder: {pasted(self._run.path)} keeps its own)"
         )
+
+    def close(self) -> None:
+        """End what goes on beside training."""
+        self._windows.close()
 
     def _forget(self) -> None:
         """Remove raw rows that no checkpoint needs again."""

@@ -4,8 +4,8 @@
     others    wait ──────────────────────────────────────────────────────────────────────┴─► open it
 
 The first window is the history. Vocabularies and statistics are fitted to it once and then kept: what a number or an id
-means to the model does not change while it learns. One encoded window is on the disk at a time, and a few of its chunks
-are in memory.
+means to the model does not change while it learns. Two encoded windows are on the disk at a time, the one that is open
+and the next, which a thread encodes meanwhile (`encode_ahead.py`); a few of their chunks are in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
 
@@ -60,7 +61,8 @@ class StreamWindow:
         data: its encoded rows.
         late: rows of it that belong to windows before it.
         bad: rows of it that were put aside.
-        encode_s: seconds that encoding took.
+        encode_s: seconds that encoding took, most of them while the window before was trained.
+        wait_s: seconds for which the stream waited for it.
     """
 
     number: int
@@ -69,6 +71,7 @@ class StreamWindow:
     late: int
     bad: int
     encode_s: float
+    wait_s: float
 
 
 class StreamWindows:
@@ -106,6 +109,7 @@ class StreamWindows:
         self._folder = run.stream / "windows"
         self._preprocessing: Preprocessing | None = None
         self._arrivals: Arrivals | None = None
+        self._ahead = EncodeAhead(self._encode_ahead)
 
         def begin() -> None:
             # What a killed process encoded is encoded again, to the same bits.
@@ -221,8 +225,9 @@ class StreamWindows:
         return True
 
     def open(self, number: int) -> StreamWindow:
-        """Encode a window that is done, and open it on every rank; the one before it is gone afterwards."""
-        facts = self._ranks.on_first(lambda: self._encode(number))
+        """Open a window that is done on every rank, encoded before or now; all others but the next are gone then."""
+        begin = time.perf_counter()
+        facts = self._ranks.on_first(lambda: self._ready(number))
         return StreamWindow(
             number=number,
             name=str(facts["name"]),
@@ -230,18 +235,60 @@ class StreamWindows:
             late=int(facts["late"]),
             bad=int(facts["bad"]),
             encode_s=float(facts["encode_s"]),
+            wait_s=time.perf_counter() - begin,
         )
+
+    def open_ahead(self, number: int, *, is_over: bool) -> None:
+        """Begin to encode a window in a thread, where all of its rows are there; not collective.
+
+        Nothing is decided by it: which rows the window has is asked again when it is opened.
+
+        Args:
+            number: of the window after the one that was opened.
+            is_over: no more files come.
+        """
+        if self._arrivals is None:
+            return
+        window = self._arrivals.upcoming(number, is_over=is_over)
+        if window is not None:
+            self._ahead.begin(number, window)
+
+    def close(self) -> None:
+        """End the thread that encodes ahead."""
+        self._ahead.close()
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}"
 
-    def _encode(self, number: int) -> dict[str, str | int | float]:
-        begin = time.perf_counter()
+    def _ready(self, number: int) -> dict[str, str | int | float]:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
-        shutil.rmtree(self._folder, ignore_errors=True)
+        found = self._ahead.take(number, window)
+        if found is None:
+            self._progress.begin(f"encode {window.name}", total=window.rows)
+            found = self._encode(number, window, shown=self._progress.update)
+            self._progress.end()
+        for folder in self._folder.iterdir():
+            if folder != self._path(number):
+                shutil.rmtree(folder)
+        return {"name": window.name, "late": window.late, "bad": found.bad, "encode_s": found.encode_s}
+
+    def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
+        # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
+        return self._encode(number, window, shown=lambda done: check())
+
+    def _encode(self, number: int, window: Window, *, shown: Callable[[int], None]) -> EncodedWindow:
+        """Encode a window, in whatever thread: raw rows and preprocessing are read, and nothing else of the stream.
+
+        Args:
+            number: of the window.
+            window: its rows.
+            shown: called with the number of rows that were encoded, after each chunk.
+        """
+        begin = time.perf_counter()
+        # What was encoded ahead for another window of this number, or before an error.
+        shutil.rmtree(self._path(number), ignore_errors=True)
         aside = self._run.stream / f"window-{number:06}"
         shutil.rmtree(aside, ignore_errors=True)
-        self._progress.begin(f"encode {window.name}", total=window.rows)
         done = 0
         inputs = self.preprocessing.inputs
         with (
@@ -251,10 +298,9 @@ class StreamWindows:
             for chunk in self._held.chunks(window):
                 writer.append(self.preprocessing.encode(chunk, bad_rows=bad_rows))
                 done += chunk.num_rows
-                self._progress.update(done)
+                shown(done)
             bad = bad_rows.num_rows
-        self._progress.end()
-        return {"name": window.name, "late": window.late, "bad": bad, "encode_s": time.perf_counter() - begin}
+        return EncodedWindow(window=window, bad=bad, encode_s=time.perf_counter() - begin)
 
     def forget(self, number: int) -> None:
         """Remove the raw rows of all windows up to a number."""
