@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,20 @@ def rows_of(days: list[int], *, seed: int = 0) -> pl.DataFrame:
 
 
 def arrivals_in(
-    folder: Path, *, data: zg.DataConfig | None = None, schema: zg.Schema = SCHEMA, **settings: Any
+    folder: Path,
+    *,
+    data: zg.DataConfig | None = None,
+    schema: zg.Schema = SCHEMA,
+    has_begun: bool = True,
+    **settings: Any,
 ) -> Arrivals:
-    return Arrivals(folder, config=StreamConfig(**settings), data=data or zg.DataConfig(train=("x",)), schema=schema)
+    return Arrivals(
+        folder,
+        config=StreamConfig(**settings),
+        data=data or zg.DataConfig(train=("x",)),
+        schema=schema,
+        has_begun=has_begun,
+    )
 
 
 def take(arrivals: Arrivals, *paths: Path) -> Taken:
@@ -268,3 +280,40 @@ def test_an_upcoming_window_is_the_one_that_is_called_done_and_asking_changes_no
     third = arrivals.upcoming(3, is_over=True)
     assert arrivals.finish_next(is_over=True)
     assert arrivals.journal.done[2] == third
+
+
+def test_a_copy_that_gets_other_rows_is_an_error_and_not_passed_over(tmp_path: Path) -> None:
+    """A file that was left out as a copy is known by what it was then, as one whose rows were taken is."""
+    file = tmp_path / "a.parquet"
+    copy = tmp_path / "b.parquet"
+    rows_of([0, 1]).write_parquet(file)
+    shutil.copy(file, copy)
+    arrivals = arrivals_in(tmp_path / "stream")
+    assert take(arrivals, file, copy).again == (str(copy),)
+    os.utime(copy, (1, 1))
+    assert take(arrivals_in(tmp_path / "stream"), file, copy) == Taken()
+    rows_of([1, 2], seed=1).write_parquet(copy)
+    with pytest.raises(DataError, match="stay as they were"):
+        take(arrivals_in(tmp_path / "stream"), file, copy)
+    copy.rename(tmp_path / "c.parquet")  # a way out of the error
+    assert take(arrivals_in(tmp_path / "stream"), file, tmp_path / "c.parquet") == Taken(files=1, rows=2)
+
+
+def test_files_are_taken_anew_where_one_was_corrected_before_anything_was_trained(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    other = tmp_path / "b.parquet"
+    rows_of([0, 1]).write_parquet(file)
+    rows_of([1, 2], seed=1).write_parquet(other)
+    take(arrivals_in(tmp_path / "stream"), file, other)
+    rows_of([0, 3, 3], seed=2).write_parquet(file)
+    begun = arrivals_in(tmp_path / "stream")
+    with pytest.raises(DataError, match="stay as they were"):
+        take(begun, file, other)
+    arrivals = arrivals_in(tmp_path / "stream", has_begun=False)
+    assert take(arrivals, file, other).rows == 5
+    assert all_done(arrivals) == {"2000-05-01": [0], "2000-05-02": [3], "2000-05-03": [4], "2000-05-04": [1, 2]}
+    arrivals = arrivals_in(tmp_path / "stream", has_begun=False)
+    assert take(arrivals, other).rows == 2  # the first file was taken out
+    with pytest.raises(DataError, match="stay as they were"):  # it may have begun meanwhile
+        rows_of([7], seed=3).write_parquet(other)
+        take(arrivals, other)

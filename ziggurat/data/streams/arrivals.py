@@ -136,6 +136,7 @@ class Journal:
         clock: of its times; None before the first row.
         files: in order of their arrival.
         again: paths of files whose content had arrived before under another name.
+        copies: these files as they were then; journals of before this was kept have none.
         done: windows that are done, in order; number 1 is the first, the history.
         open: windows whose rows still arrive, in order of time.
         late: rows that came too late, and wait for the next window.
@@ -151,6 +152,7 @@ class Journal:
     clock: Clock | None = None
     files: list[ArrivedFile] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
+    copies: list[ArrivedFile] = field(default_factory=list)
     done: list[Window] = field(default_factory=list)
     open: list[Window] = field(default_factory=list)
     late: list[Piece] = field(default_factory=list)
@@ -227,8 +229,10 @@ class Arrivals:
         # A folder that is followed may have thousands of files, each of which is asked for at every look.
         self._by_place: dict[str, list[ArrivedFile]] = {}
         self._digests: set[str] = set()
-        for file in self.journal.files:
+        for file in (*self.journal.files, *self.journal.copies):
             self._remember(file)
+        # Until files are looked at for the first time: see `_begin_anew_if_changed`.
+        self._may_begin_anew = not has_begun
 
     def _found(self) -> Journal | None:
         """The journal that is there."""
@@ -262,23 +266,23 @@ class Arrivals:
             SchemaError: a file lacks a column of the schema.
         """
         self._latest_s = latest_s
+        self._begin_anew_if_changed(paths)
         told: ProgressCallback = progress or (lambda phase, done, total: None)
         new: list[_NewFile] = []
         new_digests: set[str] = set()
-        again: list[str] = []
+        copies: list[ArrivedFile] = []
         for path in paths:
             facts = facts_of(path)
-            # Files of this very call count as well: two copies may arrive together.
-            digest = self._digest_if_new(path, facts=facts, others=new_digests)
-            # None is a file that is known, and "" one whose content is; the order of these two checks matters.
+            digest = self._digest_if_new(path, facts=facts)
             if digest is None:
                 continue
-            if not digest:
-                again.append(str(path))
+            # Files of this very call count as well: two copies may arrive together.
+            if digest in new_digests or digest in self._digests:
+                copies.append(_copy(path, facts=facts, sha256=digest))
                 continue
             new.append(_NewFile(path=path, facts=facts, sha256=digest))
             new_digests.add(digest)
-        if not new and not again:
+        if not new and not copies:
             return Taken()
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
@@ -289,8 +293,11 @@ class Arrivals:
             # Windows of rows are dealt over all files that arrive at once, so that these are taken all or none.
             if dealt is None:
                 self._save()
-        self.journal.again += again
+        self.journal.again += [copy.path for copy in copies]
+        self.journal.copies += copies
         self._save()
+        for copy in copies:
+            self._remember(copy)
         taken = self.journal.files[before:]
         return Taken(
             files=len(taken),
@@ -298,22 +305,25 @@ class Arrivals:
             late=sum(file.late for file in taken),
             left_out=sum(file.left_out for file in taken),
             bad=sum(file.bad for file in taken),
-            again=tuple(again),
+            again=tuple(copy.path for copy in copies),
         )
 
     def knows(self, path: DataPath) -> bool:
         """Return whether a file of this name was taken, or left out because its content was."""
         # The place is the first of the facts, without links, so two names of one file are one.
-        place = facts_of(path)[0]
-        return str(path) in self.journal.again or place in self._by_place
+        return facts_of(path)[0] in self._by_place
 
-    def _digest_if_new(self, path: DataPath, *, facts: tuple[str, int, int | str], others: set[str]) -> str | None:
-        """Return the SHA-256 of a file that is new; "" where its content is not; None where the file is known."""
+    def _digest_if_new(self, path: DataPath, *, facts: tuple[str, int, int | str]) -> str | None:
+        """Return the SHA-256 of a file whose name is new, perhaps a copy; None where the file is known.
+
+        Raises:
+            DataError: a file has changed since its rows were taken, or since it was left out as a copy of such a file.
+        """
         place, num_bytes, tag = facts
         known = self._by_place.get(place, [])
         # Size and tag decide without reading the file; the digest of a large one takes minutes.
         is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
-        if is_as_it_was or str(path) in self.journal.again:
+        if is_as_it_was:
             return None
         digest = _digest(path)
         # The same content was written again, as `touch` or a copy does: nothing is new.
@@ -330,7 +340,26 @@ class Arrivals:
                     "begin the stream anew: --out ANOTHER_FOLDER",
                 ),
             )
-        return "" if digest in others or digest in self._digests else digest
+        return digest
+
+    def _begin_anew_if_changed(self, paths: Sequence[DataPath]) -> None:
+        """Forget all files where one of them is not as it was, and nothing was trained on them yet.
+
+        So whoever corrects a row, or takes a file out, after a first try that failed gives the same command again.
+        """
+        if not self._may_begin_anew:
+            return
+        # Later changes are errors: training may have begun by then.
+        self._may_begin_anew = False
+        given = {(place, num_bytes, str(tag)) for place, num_bytes, tag in map(facts_of, paths)}
+        if all((file.place, file.num_bytes, file.tag) in given for file in self.journal.files):
+            return
+        self._open = OpenFiles()
+        shutil.rmtree(self.folder)
+        self.journal = Journal(config=self._config, reading=self.journal.reading)
+        self._cut = None
+        self._by_place = {}
+        self._digests = set()
 
     def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
@@ -749,6 +778,14 @@ def _reading(data: DataConfig, schema: Schema) -> str:
         "time": schema.time,
     }
     return digest_of(settings)
+
+
+def _copy(path: DataPath, *, facts: tuple[str, int, int | str], sha256: str) -> ArrivedFile:
+    """Return the record of a file whose rows had arrived before, under another name."""
+    place, num_bytes, tag = facts
+    return ArrivedFile(
+        path=str(path), place=place, num_bytes=num_bytes, tag=str(tag), sha256=sha256, first_row=0, rows=0
+    )
 
 
 def _digest(path: DataPath) -> str:
