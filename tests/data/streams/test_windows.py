@@ -82,6 +82,13 @@ def test_a_file_in_another_unit_is_named_with_its_row() -> None:
     assert "in seconds" in refused.value.expected
 
 
+def test_a_clock_that_was_not_set_does_not_hide_the_unit_of_the_times_behind_it() -> None:
+    frame = pl.DataFrame({"at": [0, None, SECONDS[0] * 1000, SECONDS[1] * 1000]})
+    clock = Clock.of(RawChunk.of(frame), "at", date_order=DateOrder.AUTO)
+    assert (clock.per_second, clock.seen) == (1000, SECONDS[0] * 1000)
+    assert Cut.of(StreamConfig(by="day"), clock).windows(np.array([0.0])).tolist() == [0]  # 1970-01-01
+
+
 def test_numbers_of_ones_own_have_windows_of_rows_alone() -> None:
     series = pl.Series("at", [0, 1, 2, 3])
     with pytest.raises(ConfigError, match="calendar"):

@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from ziggurat.data.preprocess.values.time_units import of_another_unit, per_second, unit_of
+from ziggurat.data.preprocess.values.time_units import is_modern, of_another_unit, per_second, unit_of
 from ziggurat.data.preprocess.values.times import kind_of_times, readable_times, time_keys, with_date_order
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -125,7 +125,9 @@ class Clock:
             _, order = next(with_date_order([chunk], column, order=date_order))
             return Clock(column=column, is_date=True, date_order=order, per_second=_PER_SECOND_OF_DATES)
         keys = readable_times(chunk.frame[column], order=DateOrder.AUTO, is_date=False)
-        first = _whole(keys[~np.isnan(keys)][:1])
+        readable = _whole(keys[~np.isnan(keys)])
+        # The first time of a calendar: a 0 before it, of whose clock was not set, says nothing of the unit.
+        first = readable[np.flatnonzero(is_modern(readable))[:1]]
         if not unit_of(first.tolist()):
             return Clock(column=column)
         return Clock(column=column, per_second=int(per_second(first)[0]), seen=int(first[0]))
