@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.streams.arrivals import Arrivals, Taken
 from ziggurat.data.streams.windows import LateRows, StreamConfig
-from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError, SchemaError
 
 DAY = 86_400
 START = 957_139_200  # 2000-05-01
@@ -314,6 +315,23 @@ def test_files_are_taken_anew_where_one_was_corrected_before_anything_was_traine
     assert all_done(arrivals) == {"2000-05-01": [0], "2000-05-02": [3], "2000-05-03": [4], "2000-05-04": [1, 2]}
     arrivals = arrivals_in(tmp_path / "stream", has_begun=False)
     assert take(arrivals, other).rows == 2  # the first file was taken out
-    with pytest.raises(DataError, match="stay as they were"):  # it may have begun meanwhile
-        rows_of([7], seed=3).write_parquet(other)
+    rows_of([7], seed=3).write_parquet(other)
+    with pytest.raises(DataError, match="stay as they were"):  # training may have begun meanwhile
         take(arrivals, other)
+
+
+def test_a_full_disk_names_the_file_and_the_same_rows_are_taken_afterwards(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that is full."""
+    file = tmp_path / "a.parquet"
+    rows_of([0] * 3000).write_parquet(file)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(FileError) as refused:
+            take(arrivals_in(tmp_path / "stream"), file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused.value.where.endswith("arrived/00000.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    assert take(arrivals, file).rows == 3000
+    assert len(all_done(arrivals)["2000-05-01"]) == 3000

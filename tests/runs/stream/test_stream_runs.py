@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -31,6 +33,7 @@ from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.training.config import Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.records.windows import WindowsFile, read_windows
+from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import Trainer
 
 DAY = 86_400
@@ -238,6 +241,90 @@ def test_no_row_before_from_is_an_error_that_names_the_first_window(file: Path, 
     stream(tmp_path / "run", file, begin="2000-05-02", until="2000-05-03")
     with pytest.raises(ConfigError, match="--from 2000-05-02, given 2000-05-03"):
         stream(tmp_path / "run", file, begin="2000-05-03", until="2000-05-03T12")
+
+
+def test_no_row_before_until_is_an_error_with_ways_out_of_its_own(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"600 rows left out, from --until 1999 on") as refused:
+        stream(tmp_path / "run", file, until="1999")
+    assert not any("--from" in way for way in refused.value.ways_out)
+    assert len(stream(tmp_path / "run", file, until="2000-05-02").windows) == 1
+
+
+def test_a_bad_row_of_a_window_that_was_taken_has_ways_out_that_work(tmp_path: Path) -> None:
+    """Neither the file nor the schema may be corrected by then."""
+    file = tmp_path / "first.parquet"
+    bad = tmp_path / "second.parquet"
+    events(100, days=1).write_parquet(file)
+    events(100, days=1, first_day=1).with_columns(
+        age=pl.when(pl.int_range(100) == 3).then(pl.lit("old")).otherwise(pl.col("age").cast(pl.String))
+    ).write_parquet(bad)
+    with pytest.raises(DataError, match="'old'") as refused:
+        stream(tmp_path / "run", file, bad)
+    first, *others = refused.value.ways_out
+    assert first.endswith("--data.bad-rows quarantine")
+    assert all("--out ANOTHER_FOLDER" in way for way in others)
+    config = config_of(file, bad)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, bad_rows=BadRowPolicy.QUARANTINE))
+    assert [(window.rows, window.bad) for window in stream(tmp_path / "run", config=config).windows] == [
+        (100, 0),
+        (99, 1),
+    ]
+
+
+def test_a_bad_row_of_the_history_may_be_corrected(tmp_path: Path) -> None:
+    file = tmp_path / "first.parquet"
+    events(100, days=1).with_columns(click=pl.lit(2)).write_parquet(file)
+    with pytest.raises(DataError, match="'2'") as refused:
+        stream(tmp_path / "run", file)
+    assert "correct the row" in refused.value.ways_out
+    events(100, days=1).write_parquet(file)
+    assert stream(tmp_path / "run", file).windows[0].rows == 100
+
+
+class _Said(NoProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def said_of(folder: Path, file: Path) -> str:
+    said = _Said()
+    stream_run(config_of(file), folder=folder, stream=StreamConfig(), progress=said)
+    return "\n".join(said.lines)
+
+
+def test_a_history_that_is_no_sample_of_what_comes_is_said(file: Path, tmp_path: Path) -> None:
+    """A row of 1970 is the whole history, and a history with one class says nothing of the other."""
+    frame = events(100, days=2)
+    path = tmp_path / "rows.parquet"
+    pl.concat([frame, frame[:1].with_columns(at=pl.lit(0, dtype=pl.Int64))]).write_parquet(path)
+    said = said_of(tmp_path / "zero", path)
+    assert re.search(r"fitted to 1970-01-01 alone, 1 row, where 2000-05-0\d has \d\d", said)
+    assert "--from MOMENT" in said
+    first = pl.col("at") < START + DAY
+    frame.with_columns(click=pl.when(first).then(0).otherwise("click")).write_parquet(path)
+    assert "label 'click' is 0 in all rows of 2000-05-01" in said_of(tmp_path / "negatives", path)
+    assert "warning" not in said_of(tmp_path / "usual", file).replace("warning: ids that", "")
+
+
+def test_rows_that_are_to_come_are_said_where_nobody_follows(tmp_path: Path) -> None:
+    """They call all windows done, so that whatever comes in their days is late."""
+    path = tmp_path / "rows.parquet"
+    frame = events(40, days=2)
+    pl.concat([frame, frame[:1].with_columns(at=pl.lit(4_070_908_800, dtype=pl.Int64))]).write_parquet(path)
+    assert "warning: the newest is of 2099-01-01 00:00, which is to come" in said_of(tmp_path / "run", path)
+
+
+def test_files_for_validation_are_refused(file: Path, tmp_path: Path) -> None:
+    config = config_of(file)
+    split = zg.SplitConfig(by=zg.SplitBy.FILES)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, valid=(str(file),), split=split))
+    with pytest.raises(ConfigError, match=r"data\.valid"):
+        stream(tmp_path / "run", config=config)
 
 
 def test_other_settings_of_training_are_refused_when_it_goes_on(file: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class BadReason(StrEnum):
     OTHER_UNIT = "other_unit"  # a time of another unit than those of training
 
 
-_PUT_ASIDE = "put such rows aside and go on: --data.bad-rows quarantine; for a trained run --bad-rows quarantine"
+PUT_ASIDE = "put such rows aside and go on: --data.bad-rows quarantine; for a trained run --bad-rows quarantine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class BadRow:
     def error(self) -> ZigguratError:
         """The error that says all this."""
         kind = BoundsError if self.reason is BadReason.OUT_OF_RANGE else DataError
-        advice = [*self.ways_out, "correct the row", _PUT_ASIDE]
+        advice = [*self.ways_out, "correct the row", PUT_ASIDE]
         if self.reason is BadReason.INVALID_UTF8:
             advice.insert(0, "convert the file: iconv -f latin1 -t utf-8 OLD > NEW")
         error = kind(expected=self.expected, found=shown(self.found), where=self.where, ways_out=advice)

@@ -36,9 +36,9 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
-from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
 from ziggurat.features.schema import Schema
-from ziggurat.files import Format, digest_of, sha256_of
+from ziggurat.files import Format, digest_of, sha256_of, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.plain import as_group
@@ -174,6 +174,7 @@ class Taken:
         left_out: rows of them from `until` on.
         bad: rows of them that were put aside.
         again: files that were left out, as their content had arrived before.
+        newest_s: the latest time of these rows in seconds since 1970; minus infinity where there is none.
     """
 
     files: int = 0
@@ -182,6 +183,7 @@ class Taken:
     left_out: int = 0
     bad: int = 0
     again: tuple[str, ...] = ()
+    newest_s: float = field(default=-np.inf, compare=False)
 
 
 class Arrivals:
@@ -211,6 +213,7 @@ class Arrivals:
         self._open = OpenFiles()
         # Infinity until `take` gives another: then no row is too late for the clock.
         self._latest_s = np.inf
+        self._newest_s = -np.inf  # of the files of one `take`
         self._cut: Cut | None = None
         reading = _reading(data, schema)
         found = self._found()
@@ -266,6 +269,7 @@ class Arrivals:
             SchemaError: a file lacks a column of the schema.
         """
         self._latest_s = latest_s
+        self._newest_s = -np.inf
         self._begin_anew_if_changed(paths)
         told: ProgressCallback = progress or (lambda phase, done, total: None)
         new: list[_NewFile] = []
@@ -306,6 +310,7 @@ class Arrivals:
             left_out=sum(file.left_out for file in taken),
             bad=sum(file.bad for file in taken),
             again=tuple(copy.path for copy in copies),
+            newest_s=self._newest_s,
         )
 
     def knows(self, path: DataPath) -> bool:
@@ -420,6 +425,10 @@ class Arrivals:
         if cut.clock.column:
             times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
             windows = cut.windows(times)
+            if cut.clock.per_second:
+                # NaN of rows that were put aside counts as no time.
+                newest = float(np.fmax.reduce(times, initial=-np.inf))
+                self._newest_s = max(self._newest_s, newest / cut.clock.per_second)
         else:
             times = np.zeros(chunk.num_rows)
             windows = np.zeros(chunk.num_rows, dtype=np.int64)
@@ -744,7 +753,8 @@ class _Spool:
         keys, firsts = np.unique(windows[order], return_index=True)
         ends = [*firsts[1:].tolist(), len(order)]
         for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
-            writer.write_table(table.slice(first, end - first), row_group_size=end - first)
+            with writing_to(self._folder / self._part, FileError):
+                writer.write_table(table.slice(first, end - first), row_group_size=end - first)
             piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first)
             self.pieces.append((key, piece))
             self._num_groups += 1
@@ -756,16 +766,19 @@ class _Spool:
         self._schema = schema
         path = self._folder / self._part
         # Rows are read back once and whole, so statistics help nobody, and checksums find a damaged disk.
-        writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
+        with writing_to(path, FileError):
+            writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
         self._writer = writer
         self._num_parts += 1
         self._num_groups = 0
         return writer
 
     def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        writer = self._writer
         self._writer = None
+        if writer is not None:
+            with writing_to(self._folder / self._part, FileError):
+                writer.close()
 
 
 def _reading(data: DataConfig, schema: Schema) -> str:

@@ -267,6 +267,9 @@ class _Stream:
         goes_on = has_begun and trainer.restore()
         self._opened: StreamWindow | None = first
         self._write_start(prepared, built)
+        if not has_weights:
+            for line in self._windows.doubts(prepared.train):
+                self._progress.say(line)
         step = trainer.position.step
         if self._ranks.is_first:
             self.records = WindowsFile(self._run.windows, last_step=step if goes_on else -1)

@@ -59,6 +59,8 @@ def for_stream(config: RunConfig) -> RunConfig:
         ("training.max-steps", training.max_steps, "--until ends a stream"),
         ("training.weight-average", training.weight_average, "--training.weight-average 0"),
         ("tables.memory-limit", config.tables.memory_limit, "name the formats: --tables.weights int8"),
+        ("data.valid", ", ".join(config.data.valid), "each window is scored before it is trained: ziggurat stream"),
+        ("data.test", ", ".join(config.data.test), "score other files afterwards: ziggurat evaluate RUN FILES"),
         ("data.negative-rate", config.data.negative_rate if config.data.negative_rate < 1.0 else 0, "keep all rows"),
         ("distil.head", "" if config.distil.head is DistilHead.NONE else config.distil.head.value, "ziggurat train"),
     ):

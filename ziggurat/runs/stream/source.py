@@ -13,23 +13,27 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
+from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
-from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import DataError, MissingFileError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
+from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import Progress
 
@@ -72,6 +76,25 @@ class StreamWindow:
     bad: int
     encode_s: float
     wait_s: float
+
+
+@contextmanager
+def _ways_out_of_taken_rows(*, is_begun: bool) -> Iterator[None]:
+    """Say of a bad row what helps once a stream has begun: its file was taken as it is, and the schema stays.
+
+    Args:
+        is_begun: a window was trained. Before that, files and schema may still be corrected.
+    """
+    try:
+        yield
+    except ZigguratError as error:
+        if is_begun and BadRow.of(error) is not None:
+            others = [way for way in error.ways_out if way != PUT_ASIDE]
+            error.ways_out = (
+                "put such rows aside, and go on: the same command with --data.bad-rows quarantine",
+                *(f"begin the stream anew: --out ANOTHER_FOLDER, and before that {way}" for way in others),
+            )
+        raise
 
 
 class StreamWindows:
@@ -155,6 +178,12 @@ class StreamWindows:
             parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
         if taken.bad:
             parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
+        if self._follow is None and taken.newest_s > time.time() + _A_DAY_S:
+            # Made data may be of the future, so these rows are taken; where files are followed, they are bad rows.
+            parts.append(
+                f"warning: the newest is of {datetime.fromtimestamp(taken.newest_s, UTC):%Y-%m-%d %H:%M}, which is to "
+                "come: windows before it are done, so rows that come for them later are late"
+            )
         if taken.again:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
@@ -195,11 +224,21 @@ class StreamWindows:
         begin = arrivals.journal.config.begin
         if not arrivals.journal.done[:1] or (begin and not arrivals.journal.done[0].name.startswith("before")):
             first = arrivals.journal.done[0].name if arrivals.journal.done else "none"
+            until = arrivals.journal.config.until
+            left_out = sum(file.left_out for file in arrivals.journal.files)
+            bad = sum(file.bad for file in arrivals.journal.files)
+            parts = [f"{left_out:,} rows left out, from --until {until} on"] if left_out else []
+            parts += [f"{bad:,} put aside below {self._run.stream}"] if bad else []
+            parts += [f"the first window with rows is {first}"]
+            ways = ["a later moment: --until, or leave it out"] if left_out else []
+            ways += (
+                ["a later moment: --from", "leave --from out: the first window is then the history"] if begin else []
+            )
             raise DataError(
-                expected=f"rows before --from {begin}, to which vocabularies are fitted",
-                found=f"none; the first window with rows is {first}",
+                expected=f"rows{f' before --from {begin}' if begin else ''}, to which vocabularies are fitted",
+                found=f"none; {', '.join(parts)}",
                 where=", ".join(self._data.train[:3]),
-                ways_out=("a later moment: --from", "leave --from out: the first window is then the history"),
+                ways_out=(*ways, "name files with rows: --data.train"),
             )
         self._progress.begin("fit", total=arrivals.journal.done[0].rows)
         with BadRows(self._data.bad_rows, folder=self._run.stream / "fit") as bad_rows:
@@ -296,7 +335,8 @@ class StreamWindows:
             EncodedWriter(self._path(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
         ):
             for chunk in self._held.chunks(window):
-                writer.append(self.preprocessing.encode(chunk, bad_rows=bad_rows))
+                with _ways_out_of_taken_rows(is_begun=number > 1):
+                    writer.append(self.preprocessing.encode(chunk, bad_rows=bad_rows))
                 done += chunk.num_rows
                 shown(done)
             bad = bad_rows.num_rows
@@ -324,6 +364,23 @@ class StreamWindows:
         if left_out:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
         return lines
+
+    def doubts(self, history: EncodedDataset | MemoryDataset) -> list[str]:
+        """Return lines with reasons to begin with another history.
+
+        Args:
+            history: its encoded rows.
+        """
+        return self._ranks.on_first(lambda: self._doubts(history))
+
+    def _doubts(self, history: EncodedDataset | MemoryDataset) -> list[str]:
+        journal = self._held.journal
+        return doubts_about_history(
+            some_rows(history),
+            labels=self.preprocessing.inputs.labels,
+            windows=[*journal.done, *journal.open],
+            folder=self._run.path,
+        )
 
     @property
     def _held(self) -> Arrivals:

@@ -1,0 +1,54 @@
+"""Doubts about the history of a stream, to which vocabularies and statistics are fitted for good.
+
+A stream with a row whose clock stood at 1970 begins with a window of that row alone: no id of any later row has a place
+then, and numbers are scaled by one number. A history with one class alone starts all scores at that class. Both run
+through, and score badly for long, so they are said once, before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ziggurat.commands import pasted
+from ziggurat.data.encoded.records import label_column
+from ziggurat.data.streams.arrivals import Window
+from ziggurat.features.inputs import LabelSpec
+
+_FEW = 10  # so many times the rows of the history in another window: it is no sample of what comes
+
+
+def doubts_about_history(
+    rows: pa.Table, *, labels: Sequence[LabelSpec], windows: Sequence[Window], folder: Path
+) -> list[str]:
+    """Return a line for each reason to begin with another history.
+
+    Args:
+        rows: encoded rows of the history.
+        labels: of the model.
+        windows: that have rows so far, the history first.
+        folder: of the stream.
+    """
+    history, *others = windows
+    anew = f"begin anew with --from MOMENT behind more rows, and another --out than {pasted(folder)}"
+    found: list[str] = []
+    largest = max(others, key=lambda window: window.rows, default=history)
+    if history.rows * _FEW < largest.rows:
+        found.append(
+            f"warning: vocabularies and statistics are fitted to {history.name} alone, {history.rows:,} "
+            f"row{'s' if history.rows != 1 else ''}, where {largest.name} has {largest.rows:,}: {anew}"
+        )
+    for label in labels:
+        if not label.task.has_positives or not rows.num_rows:
+            continue
+        values = rows.column(label_column(label.name)).to_numpy()
+        known = np.unique(values[~np.isnan(values)])
+        if len(known) == 1:
+            found.append(
+                f"warning: label {label.name!r} is {known[0]:g} in all rows of {history.name}, so scores begin "
+                f"there: {anew}"
+            )
+    return found
