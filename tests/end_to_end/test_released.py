@@ -19,6 +19,8 @@ from tests.training.checkpoint.rows.disk_tables import Tables, generations, mani
 from ziggurat.cli.main import main
 from ziggurat.data.datasets.fetch import is_complete
 from ziggurat.data.preprocess.prepared import open_prepared
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import read_schema, write_schema
 from ziggurat.files import sha256_of
@@ -157,3 +159,26 @@ def test_a_checkpoint_of_tables_on_a_disk_loads_and_the_next_one_has_the_present
         assert generations(manifest_of(folder, step)) == [2]
         assert_same(store.load(step).tensors, expected)
         assert json.loads((folder / f"step-{step:012d}" / "manifest.json").read_text())["format_version"] == 3
+
+
+def test_a_stream_goes_on_with_the_journal_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RELEASED / "df241ef", tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    schema = ziggurat.Schema(
+        features=(ziggurat.Categorical(name="user"),), labels=(ziggurat.Label(name="click"),), time="at"
+    )
+
+    def opened() -> Arrivals:
+        data = ziggurat.DataConfig(train=("x",))
+        return Arrivals(Path("stream"), config=StreamConfig(), data=data, schema=schema)
+
+    arrivals = opened()
+    assert [window.rows for window in arrivals.journal.done] == [1, 3 + 1]  # the second with a row that came late
+    assert [window.late for window in arrivals.journal.done] == [0, 1]
+    taken = arrivals.take([Path("a.csv"), Path("b.csv"), Path("c.csv")])
+    assert (taken.files, taken.rows, taken.late) == (1, 3, 0)
+    assert arrivals.finish_next(is_over=False)
+    again = opened()
+    assert again.journal == arrivals.journal
+    users = [user for chunk in again.chunks(again.journal.done[2]) for user in chunk.frame["user"]]
+    assert users == ["a2", "c2"]

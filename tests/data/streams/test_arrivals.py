@@ -179,11 +179,11 @@ def test_what_a_killed_process_wrote_without_its_journal_is_taken_again(
     arrivals = arrivals_in(tmp_path / "cut")
     saves: list[int] = []
 
-    def dies() -> None:
+    def dies(*, durable: bool = True) -> None:
         saves.append(1)
         if len(saves) == 2:
             raise KeyboardInterrupt
-        saved()
+        saved(durable=durable)
 
     saved = arrivals._save
     monkeypatch.setattr(arrivals, "_save", dies)

@@ -1,7 +1,7 @@
 """Arrivals: raw files as they come, each read once, their rows kept by window until they are trained.
 
     files ─► each file once (by its content) ─► arrived/00007.parquet, a row group for each window of each chunk
-                                        └► stream.json: files, windows, where the rows of each window lie
+                                        └► journal: files, windows, where the rows of each window lie (`journal.py`)
 
 Raw files need not be in order of time: a file of ratings by user has rows of every month in every chunk. So each file
 is read once, its rows are dealt to their windows, and a window is read from where its rows were put. A window is *done*
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,139 +29,23 @@ import polars as pl
 import pyarrow as pa
 from jaxtyping import Int64
 
-from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
+from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
 from ziggurat.features.schema import Schema
-from ziggurat.files import Format, digest_of, sha256_of, writing_to
+from ziggurat.files import digest_of, sha256_of, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, facts_of
-from ziggurat.plain import as_group
 
-JOURNAL = Format(
-    name="ziggurat.stream",
-    what="the journal of a stream",
-    error=CheckpointError,
-    ways_out=("restore the folder from a copy", "begin the stream anew in another folder"),
-    max_bytes=1 << 30,
-)
 LATE = "late rows"
 _BLOCK_BYTES = 1 << 20  # of a file in a store that is digested
 _FILE_ROW = "file row:"  # no name of a feature has a colon
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Rows of a window that arrived together.
-
-    Args:
-        file: number of the raw file that they are from.
-        part: file below `arrived/`.
-        group: row group of it.
-        rows: how many.
-    """
-
-    file: int
-    part: str
-    group: int
-    rows: int
-
-
-@dataclass(kw_only=True)
-class Window:
-    """A window whose rows arrive, or all of them have.
-
-    Args:
-        key: number that rises with time.
-        name: for people.
-        rows: in all.
-        late: rows among them that belong to windows before it.
-        pieces: where its rows lie; none once they are gone.
-    """
-
-    key: int
-    name: str
-    rows: int = 0
-    late: int = 0
-    pieces: list[Piece] = field(default_factory=list)
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """Add rows."""
-        for piece in pieces:
-            self.pieces.append(piece)
-            self.rows += piece.rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrivedFile:
-    """A raw file whose rows were taken.
-
-    Args:
-        path: of the file.
-        place: where it lies, without links.
-        num_bytes: its size.
-        tag: what changes when it is written: its time, or its version in a store.
-        sha256: of its content.
-        first_row: number of its first row over all files, in order of their arrival.
-        rows: of the file.
-        late: rows that came too late.
-        left_out: rows from --until on.
-        bad: rows that were put aside.
-    """
-
-    path: str
-    place: str
-    num_bytes: int
-    tag: str
-    sha256: str
-    first_row: int
-    rows: int
-    late: int = 0
-    left_out: int = 0
-    bad: int = 0
-
-
-@dataclass(kw_only=True)
-class Journal:
-    """Everything that is known of a stream.
-
-    Args:
-        config: its settings.
-        reading: digest of how files are read, and of the columns that are kept.
-        clock: of its times; None before the first row.
-        files: in order of their arrival.
-        again: paths of files whose content had arrived before under another name.
-        copies: these files as they were then; journals of before this was kept have none.
-        done: windows that are done, in order; number 1 is the first, the history.
-        open: windows whose rows still arrive, in order of time.
-        late: rows that came too late, and wait for the next window.
-        dropped: rows that came too late and were dropped.
-        num_dealt: rows that windows of N rows were dealt.
-        done_until: the latest time of windows of rows that are done.
-        newest: the latest time of each window of rows that is open, by its key.
-        forgotten: windows, from the first on, whose rows are gone, because no checkpoint needs them.
-    """
-
-    config: StreamConfig
-    reading: str = ""
-    clock: Clock | None = None
-    files: list[ArrivedFile] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
-    copies: list[ArrivedFile] = field(default_factory=list)
-    done: list[Window] = field(default_factory=list)
-    open: list[Window] = field(default_factory=list)
-    late: list[Piece] = field(default_factory=list)
-    dropped: int = 0
-    num_dealt: int = 0
-    done_until: float | None = None
-    newest: dict[str, float] = field(default_factory=dict)
-    forgotten: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +93,8 @@ class Arrivals:
         self._data = data
         self._schema = schema
         self._config = config
-        self._path = folder / "stream.json"
+        self._file = JournalFile(folder)
+        self._pending: list[Change] = []  # made, and not written yet
         self._rows = folder / "arrived"
         self._open = OpenFiles()
         # Infinity until `take` gives another: then no row is too late for the clock.
@@ -216,13 +102,14 @@ class Arrivals:
         self._newest_s = -np.inf  # of the files of one `take`
         self._cut: Cut | None = None
         reading = _reading(data, schema)
-        found = self._found()
+        found = self._file.read()
         # Nothing was trained on it, so it costs only another read of the files.
         if found is not None and not has_begun and (found.config, found.reading) != (config, reading):
             shutil.rmtree(folder)
+            self._file = JournalFile(folder)
             found = None
         if found is not None:
-            _refuse_other_settings(found.config, config, where=str(self._path))
+            _refuse_other_settings(found.config, config, where=str(self._file.path))
             self.journal = found
             if found.clock is not None:
                 self._cut = Cut.of(config, found.clock)
@@ -232,25 +119,30 @@ class Arrivals:
         # A folder that is followed may have thousands of files, each of which is asked for at every look.
         self._by_place: dict[str, list[ArrivedFile]] = {}
         self._digests: set[str] = set()
+        self._num_rows = 0
         for file in (*self.journal.files, *self.journal.copies):
             self._remember(file)
+        # Pieces of each file of rows that are needed, so that forgetting a window looks at its own files alone.
+        self._needed = Counter(piece.part for piece in self._pieces())
+        self._num_dealt = self.journal.num_dealt  # with the rows of files that are being taken
+        self._is_tidy = False  # what a killed process left below `arrived/` was removed
         # Until files are looked at for the first time: see `_begin_anew_if_changed`.
         self._may_begin_anew = not has_begun
-
-    def _found(self) -> Journal | None:
-        """The journal that is there."""
-        if not self._path.exists():
-            return None
-        return from_json(Journal, JOURNAL.read(self._path), where=str(self._path), error=CheckpointError)
 
     def _remember(self, file: ArrivedFile) -> None:
         self._by_place.setdefault(file.place, []).append(file)
         self._digests.add(file.sha256)
+        self._num_rows += file.rows
+
+    def _pieces(self) -> Iterator[Piece]:
+        for window in (*self.journal.done, *self.journal.open):
+            yield from window.pieces
+        yield from self.journal.late
 
     @property
     def num_rows(self) -> int:
         """Rows of all files that have arrived."""
-        return sum(file.rows for file in self.journal.files)
+        return self._num_rows
 
     # ------------------------------------------------------------------------------------------------------ files
 
@@ -296,9 +188,9 @@ class Arrivals:
             self._take_file(file, dealt=dealt, told=told)
             # Windows of rows are dealt over all files that arrive at once, so that these are taken all or none.
             if dealt is None:
-                self._save()
-        self.journal.again += [copy.path for copy in copies]
-        self.journal.copies += copies
+                # With a power cut goes what is not on the disk yet, and its files are read again.
+                self._save(durable=False)
+        self._apply(Change(copies=copies, num_dealt=self._num_dealt if dealt is not None else None))
         self._save()
         for copy in copies:
             self._remember(copy)
@@ -361,10 +253,14 @@ class Arrivals:
             return
         self._open = OpenFiles()
         shutil.rmtree(self.folder)
+        self._file = JournalFile(self.folder)
         self.journal = Journal(config=self._config, reading=self.journal.reading)
         self._cut = None
         self._by_place = {}
         self._digests = set()
+        self._num_rows = 0
+        self._needed = Counter()
+        self._num_dealt = 0
 
     def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
@@ -397,7 +293,6 @@ class Arrivals:
                 ),
             )
         # Only now, when the file was read whole and has not changed: its pieces and its record enter together.
-        self._place(spool.pieces, counts)
         arrived = ArrivedFile(
             path=str(path),
             place=place,
@@ -410,7 +305,7 @@ class Arrivals:
             left_out=counts.left_out,
             bad=bad,
         )
-        self.journal.files.append(arrived)
+        self._place(arrived, spool.pieces, counts)
         self._remember(arrived)
         if dealt is not None:
             # What was dealt is one array over all files of the call; the next file goes on in it.
@@ -464,28 +359,31 @@ class Arrivals:
             if journal.done_until is not None:
                 is_old = is_old | (times < journal.done_until)
             return is_old & (windows < LEFT_OUT)
-        # Keys rise with time, so one comparison is enough.
-        return windows <= max(window.key for window in journal.done)
+        # Keys rise with time, and windows are done in order, so one comparison is enough.
+        return windows <= journal.done[-1].key
 
-    def _place(self, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
-        """Add pieces to the windows that they belong to."""
-        journal = self.journal
-        if self._config.late is LateRows.DROP:
-            journal.dropped += counts.late
-        by_key = {window.key: window for window in journal.open}
+    def _place(self, file: ArrivedFile, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
+        """Add a file and its pieces to the windows that they belong to."""
+        late: list[Piece] = []
+        by_key: dict[int, Window] = {}
         for key, piece in pieces:
+            self._needed[piece.part] += 1
             if key == _LATE:
-                journal.late.append(piece)
+                late.append(piece)
                 continue
             if key not in by_key:
                 # The first row has shown how time is cut.
                 by_key[key] = Window(key=key, name="" if self._cut is None else self._cut.name(key))
             by_key[key].add([piece])
-        # Windows are finished from the front, and rows of an older one may arrive after those of a newer.
-        journal.open = [by_key[key] for key in sorted(by_key)]
-        for key, time in counts.newest.items():
-            name = str(key)
-            journal.newest[name] = max(journal.newest.get(name, -np.inf), time)
+        change = Change(
+            clock=self._cut.clock if self._cut is not None and self.journal.clock is None else None,
+            file=file,
+            arrived=list(by_key.values()),
+            late=late,
+            dropped=counts.late if self._config.late is LateRows.DROP else 0,
+            newest={str(key): time for key, time in counts.newest.items()},
+        )
+        self._apply(change)
 
     # ---------------------------------------------------------------------------------------------------- windows
 
@@ -499,15 +397,16 @@ class Arrivals:
         oldest = self._next_done(is_over=is_over)
         if oldest is None:
             return False
-        journal.late = []
-        journal.open = journal.open[1:]
-        journal.done.append(oldest)
+        num_dealt = None
         if self._config.rows and oldest.key != HISTORY:
             # Where the last rows did not fill it: those that come later belong to the next one.
-            journal.num_dealt = max(journal.num_dealt, oldest.key * self._config.rows)
-        newest = journal.newest.pop(str(oldest.key), None)
+            num_dealt = max(journal.num_dealt, oldest.key * self._config.rows)
+        done_until = None
+        newest = journal.newest.get(str(oldest.key))
         if newest is not None and np.isfinite(newest):
-            journal.done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
+            done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
+        last = None if journal.open else Window(key=oldest.key, name=oldest.name)
+        self._apply(Change(is_done=True, last=last, num_dealt=num_dealt, done_until=done_until))
         self._save()
         return True
 
@@ -534,14 +433,12 @@ class Arrivals:
                 return None
         elif is_over and journal.late:
             # Late rows wait for a window to go along with; where none will come they get one of their own.
-            key = max((window.key for window in journal.done), default=HISTORY)
+            key = journal.done[-1].key if journal.done else HISTORY
             # Windows of rows go on counting; of time, rows that are late take the last key again.
             oldest = Window(key=key + bool(self._config.rows), name=LATE)
         else:
             return None
-        found = replace(oldest, pieces=[*oldest.pieces], late=sum(piece.rows for piece in journal.late))
-        found.add(journal.late)
-        return found
+        return journal.with_late(oldest)
 
     def _is_done(self, window: Window) -> bool:
         is_full = bool(self._config.rows) and window.key != HISTORY
@@ -607,17 +504,19 @@ class Arrivals:
         journal = self.journal
         if number <= journal.forgotten:
             return
-        # Windows before `forgotten` have given their rows away already.
-        for window in journal.done[journal.forgotten : number]:
-            window.pieces = []
-        journal.forgotten = number
+        gone = Counter(piece.part for window in journal.done[journal.forgotten : number] for piece in window.pieces)
+        self._apply(Change(forgotten=number))
         # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
         self._save()
-        needed = {piece.part for window in (*journal.done, *journal.open) for piece in window.pieces}
-        needed |= {piece.part for piece in journal.late}
-        for path in self._rows.glob("*.parquet"):
-            if path.name not in needed:
-                path.unlink()
+        self._needed.subtract(gone)
+        for part in gone:
+            if not self._needed[part]:
+                del self._needed[part]
+        candidates = list(gone) if self._is_tidy else [path.name for path in self._rows.glob("*.parquet")]
+        self._is_tidy = True
+        for part in candidates:
+            if part not in self._needed:
+                (self._rows / part).unlink(missing_ok=True)
 
     # ---------------------------------------------------------------------------------------------------- details
 
@@ -630,7 +529,6 @@ class Arrivals:
         if self._cut is None:
             clock = Clock.of(chunk, self._schema.time, date_order=self._data.split.date_order)
             self._cut = Cut.of(self._config, clock)
-            self.journal.clock = clock
         return self._cut
 
     def _refuse_no_time(self) -> None:
@@ -683,11 +581,17 @@ class Arrivals:
         places[order] = np.arange(len(order))
         # Windows are numbered from 1, because 0 is the mark of rows that are still to be dealt.
         found[is_streamed] = 1 + (self.journal.num_dealt + places) // self._config.rows
-        self.journal.num_dealt += len(order)
+        self._num_dealt = self.journal.num_dealt + len(order)
         return _Dealt(windows=found)
 
-    def _save(self) -> None:
-        JOURNAL.write(self._path, as_group(to_json(self.journal)))
+    def _apply(self, change: Change) -> None:
+        self.journal.apply(change)
+        self._pending.append(change)
+
+    def _save(self, *, durable: bool = True) -> None:
+        """Write all changes since the last call, together."""
+        self._file.write(self.journal, self._pending, durable=durable)
+        self._pending = []
 
 
 _LATE = HISTORY - 1

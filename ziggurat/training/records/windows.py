@@ -12,20 +12,14 @@ is the last one, and goes; a bad line before it is damage.
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import CheckpointError, FileError
-from ziggurat.files import digest_of, write_text, writing_to
+from ziggurat.errors import CheckpointError
+from ziggurat.files import write_text
+from ziggurat.files.checked_lines import append_line, checked_line, read_checked_lines
 from ziggurat.plain import as_group
-from ziggurat.training.records.log import lines_of
-
-_CHECK = "check"
-_CHECK_DIGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +59,12 @@ def read_windows(path: Path) -> list[WindowRecord]:
     Raises:
         CheckpointError: a line before the last one is damaged.
     """
-    if not path.is_file():
-        return []
-    lines = lines_of(path)
-    found: list[WindowRecord] = []
-    for number, line in enumerate(lines, start=1):
-        content = _checked(line)
-        if content is None and number == len(lines):
-            break
-        if content is None:
-            raise CheckpointError(
-                expected="lines as they were written, each with its check",
-                found="another content" if line else "an empty line",
-                where=f"{path}, line {number}",
-                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
-            )
-        found.append(from_json(WindowRecord, content, where=f"{path}, line {number}", error=CheckpointError))
-    return found
+    ways_out = ("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER")
+    lines = read_checked_lines(path, error=CheckpointError, ways_out=ways_out)
+    return [
+        from_json(WindowRecord, line, where=f"{path}, line {number}", error=CheckpointError)
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 class WindowsFile:
@@ -102,24 +85,8 @@ class WindowsFile:
     def append(self, record: WindowRecord) -> None:
         """Add a window; it is on the disk when this returns."""
         self.windows.append(record)
-        with writing_to(self._path, FileError), self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, _line(record))
 
 
 def _line(record: WindowRecord) -> str:
-    content = as_group(json.loads(json.dumps(to_json(record))))
-    return json.dumps({**content, _CHECK: digest_of(content)[:_CHECK_DIGITS]}, ensure_ascii=False) + "\n"
-
-
-def _checked(line: str) -> Mapping[str, object] | None:
-    """The content of a line; None where its check is another one."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or _CHECK not in content:
-        return None
-    check = content.pop(_CHECK)
-    return content if check == digest_of(content)[:_CHECK_DIGITS] else None
+    return checked_line(as_group(to_json(record)))

@@ -1,0 +1,307 @@
+"""Journal: everything that is known of a stream, kept as a file of its state and a file of what has changed since.
+
+    stream.json     the state, and how many changes it has in it
+    stream.jsonl    a line for each change since: a file that was taken, a window that was done, …
+
+    state ◄── apply(change) ◄── `commit`: one line              state + changes, when read again: the same state
+
+A folder that is followed brings thousands of small files. If each of them wrote the whole state, whose size is that of
+all files before it, n files would write O(n²) bytes. So a change is appended, and the state is written when the
+lines since are as long as the state: all writes together are at most three times the changes. In memory and from the
+file, a change goes through the same `apply`.
+
+A line has a number and a check (`files/checked_lines.py`). It holds everything that belongs together, and is there as a
+whole or not at all: a torn last line is cut off. Lines that the state has in it, because a process was killed between
+writing the state and emptying the file of lines, are known by their numbers.
+
+Cost: a line of about 500 bytes a file and 100 a window.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.streams.windows import Clock, StreamConfig
+from ziggurat.errors import CheckpointError
+from ziggurat.files import Format, write_text
+from ziggurat.files.checked_lines import append_line, checked_line, read_checked_lines
+from ziggurat.plain import JSON, as_group, as_list
+
+_WAYS_OUT = ("restore the folder from a copy", "begin the stream anew in another folder")
+JOURNAL = Format(
+    name="ziggurat.stream",
+    what="the journal of a stream",
+    # A Ziggurat that knows nothing of lines would take the state for all that was.
+    version=2,
+    migrations={1: lambda content: {"applied": 0, "state": content}},
+    error=CheckpointError,
+    ways_out=_WAYS_OUT,
+    max_bytes=1 << 30,
+)
+_MIN_BYTES = 1 << 16  # of lines, before the state is written anew
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows of a window that arrived together.
+
+    Args:
+        file: number of the raw file that they are from.
+        part: file below `arrived/`.
+        group: row group of it.
+        rows: how many.
+    """
+
+    file: int
+    part: str
+    group: int
+    rows: int
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A window whose rows arrive, or all of them have.
+
+    Args:
+        key: number that rises with time.
+        name: for people.
+        rows: in all.
+        late: rows among them that belong to windows before it.
+        pieces: where its rows lie; none once they are gone.
+    """
+
+    key: int
+    name: str
+    rows: int = 0
+    late: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Add rows."""
+        for piece in pieces:
+            self.pieces.append(piece)
+            self.rows += piece.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivedFile:
+    """A raw file whose rows were taken.
+
+    Args:
+        path: of the file.
+        place: where it lies, without links.
+        num_bytes: its size.
+        tag: what changes when it is written: its time, or its version in a store.
+        sha256: of its content.
+        first_row: number of its first row over all files, in order of their arrival.
+        rows: of the file.
+        late: rows that came too late.
+        left_out: rows from --until on.
+        bad: rows that were put aside.
+    """
+
+    path: str
+    place: str
+    num_bytes: int
+    tag: str
+    sha256: str
+    first_row: int
+    rows: int
+    late: int = 0
+    left_out: int = 0
+    bad: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of a journal: those of its fields that are given.
+
+    Args:
+        clock: of the times of the stream.
+        file: that was taken.
+        arrived: rows of it, by window: key, name and pieces.
+        late: rows of it that came too late.
+        dropped: so many more rows came too late, and were dropped.
+        newest: the latest time of its rows in each window of rows, by its key.
+        num_dealt: rows that windows of N rows were dealt, by now.
+        copies: files whose content had arrived before, under another name.
+        is_done: the oldest open window, with the late rows, is done; where none is open, `last` is.
+        last: key and name of a window of late rows alone.
+        done_until: the latest time of windows of rows that are done, by now.
+        forgotten: windows whose rows are gone, by now.
+    """
+
+    clock: Clock | None = None
+    file: ArrivedFile | None = None
+    arrived: list[Window] = field(default_factory=list)
+    late: list[Piece] = field(default_factory=list)
+    dropped: int = 0
+    newest: dict[str, float] = field(default_factory=dict)
+    num_dealt: int | None = None
+    copies: list[ArrivedFile] = field(default_factory=list)
+    is_done: bool = False
+    last: Window | None = None
+    done_until: float | None = None
+    forgotten: int | None = None
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """Everything that is known of a stream.
+
+    Args:
+        config: its settings.
+        reading: digest of how files are read, and of the columns that are kept.
+        clock: of its times; None before the first row.
+        files: in order of their arrival.
+        again: paths of files whose content had arrived before under another name.
+        copies: these files as they were then; journals of before this was kept have none.
+        done: windows that are done, in order; number 1 is the first, the history.
+        open: windows whose rows still arrive, in order of time.
+        late: rows that came too late, and wait for the next window.
+        dropped: rows that came too late and were dropped.
+        num_dealt: rows that windows of N rows were dealt.
+        done_until: the latest time of windows of rows that are done.
+        newest: the latest time of each window of rows that is open, by its key.
+        forgotten: windows, from the first on, whose rows are gone, because no checkpoint needs them.
+    """
+
+    config: StreamConfig
+    reading: str = ""
+    clock: Clock | None = None
+    files: list[ArrivedFile] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    copies: list[ArrivedFile] = field(default_factory=list)
+    done: list[Window] = field(default_factory=list)
+    open: list[Window] = field(default_factory=list)
+    late: list[Piece] = field(default_factory=list)
+    dropped: int = 0
+    num_dealt: int = 0
+    done_until: float | None = None
+    newest: dict[str, float] = field(default_factory=dict)
+    forgotten: int = 0
+
+    def apply(self, change: Change) -> None:
+        """Make a change; its cost is that of the change, whatever is known already."""
+        if change.clock is not None:
+            self.clock = change.clock
+        if change.file is not None:
+            self.files.append(change.file)
+        for window in change.arrived:
+            # Windows are finished from the front, and rows of an older one may arrive after those of a newer.
+            place = bisect.bisect_left(self.open, window.key, key=lambda each: each.key)
+            if place == len(self.open) or self.open[place].key != window.key:
+                self.open.insert(place, Window(key=window.key, name=window.name))
+            self.open[place].add(window.pieces)
+        self.late += change.late
+        self.dropped += change.dropped
+        for key, time in change.newest.items():
+            self.newest[key] = max(self.newest.get(key, time), time)
+        if change.num_dealt is not None:
+            self.num_dealt = change.num_dealt
+        self.again += [copy.path for copy in change.copies]
+        self.copies += change.copies
+        if change.is_done:
+            window = self.with_late(self.open.pop(0) if change.last is None else change.last)
+            self.newest.pop(str(window.key), None)
+            self.late = []
+            self.done.append(window)
+        if change.done_until is not None:
+            self.done_until = change.done_until
+        if change.forgotten is not None:
+            # Windows before `forgotten` have given their rows away already.
+            for window in self.done[self.forgotten : change.forgotten]:
+                window.pieces = []
+            self.forgotten = change.forgotten
+
+    def with_late(self, window: Window) -> Window:
+        """Return a copy of a window with the rows that came too late for those before it."""
+        late = sum(piece.rows for piece in self.late)
+        found = dataclasses.replace(window, pieces=[*window.pieces], late=late)
+        found.add(self.late)
+        return found
+
+
+class JournalFile:
+    """Reads and writes a journal; one process does.
+
+    Args:
+        folder: of its two files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "stream.json"
+        self._lines = folder / "stream.jsonl"
+        self._applied = 0  # changes that were written, in all
+        self._num_bytes = 0  # of the lines since the state was written
+        self._state_bytes = 0
+        self._is_cut = False  # no torn line is at the end
+
+    def read(self) -> Journal | None:
+        """Return the journal that is there, if there is one.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        if not self.path.exists():
+            return None
+        content = as_group(JOURNAL.read(self.path))
+        where = str(self.path)
+        journal = from_json(Journal, content["state"], where=where, error=CheckpointError)
+        self._applied = int(content["applied"])  # type: ignore[arg-type]
+        self._state_bytes = self.path.stat().st_size
+        for number, line in enumerate(
+            read_checked_lines(self._lines, error=CheckpointError, ways_out=_WAYS_OUT), start=1
+        ):
+            found = line["number"]
+            assert isinstance(found, int)
+            if found <= self._applied:
+                continue
+            where = f"{self._lines}, line {number}"
+            if found != self._applied + 1:
+                raise CheckpointError(
+                    expected=f"change {self._applied + 1:,} of the stream",
+                    found=f"change {found:,}: lines are missing",
+                    where=where,
+                    ways_out=_WAYS_OUT,
+                )
+            for change in as_list(line["changes"]):
+                journal.apply(from_json(Change, change, where=where, error=CheckpointError))
+            self._applied = found
+        return journal
+
+    def write(self, journal: Journal, changes: Sequence[Change], *, durable: bool = True) -> None:
+        """Write changes that were applied to a journal, all or none.
+
+        Args:
+            journal: with the changes.
+            changes: since the last call.
+            durable: they are on the disk when this returns; False: they outlive the process, and not a power cut.
+        """
+        is_new = not self._state_bytes
+        self._applied += 1
+        line = checked_line({"number": self._applied, "changes": [_brief(each) for each in changes]})
+        self._num_bytes += len(line)
+        if is_new or not self._is_cut or self._num_bytes > max(self._state_bytes, _MIN_BYTES):
+            self._write_state(journal)
+            return
+        append_line(self._lines, line, durable=durable)
+
+    def _write_state(self, journal: Journal) -> None:
+        JOURNAL.write(self.path, {"applied": self._applied, "state": to_json(journal)})
+        # A kill in between leaves lines that the state has in it; their numbers say so.
+        write_text(self._lines, "")
+        self._state_bytes = self.path.stat().st_size
+        self._num_bytes = 0
+        self._is_cut = True
+
+
+def _brief(change: Change) -> JSON:
+    """Return a change as plain data, without the fields that nothing was given for."""
+    nothing = to_json(Change())
+    return {name: value for name, value in to_json(change).items() if value != nothing[name]}
