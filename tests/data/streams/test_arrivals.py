@@ -137,6 +137,17 @@ def test_a_file_is_taken_once_under_whatever_name(tmp_path: Path) -> None:
     assert refused.value.where == str(tmp_path / "a.parquet")
 
 
+def test_the_order_of_dates_is_that_of_all_files_that_are_there(tmp_path: Path) -> None:
+    date = pl.from_epoch("at").dt.strftime("%d/%m/%Y %H:%M")
+    rows_of([10, 10]).with_columns(at=date).write_csv(tmp_path / "a.csv")
+    rows_of([14]).with_columns(at=date).write_csv(tmp_path / "b.csv")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.csv", tmp_path / "b.csv")
+    assert all_done(arrivals) == {"2000-05-11": [0, 1], "2000-05-15": [2]}
+    with pytest.raises(ConfigError, match="day or the month"):
+        take(arrivals_in(tmp_path / "other"), tmp_path / "a.csv")
+
+
 def test_windows_of_rows_are_full_in_order_of_time(tmp_path: Path) -> None:
     days = np.random.default_rng(2).permutation(17).tolist()
     rows_of(days[:9]).write_parquet(tmp_path / "a.parquet")

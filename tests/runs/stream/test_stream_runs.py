@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
-from ziggurat.training.config import Decay, ScheduleConfig
+from ziggurat.training.config import DamagedRecords, Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.records.windows import WindowsFile, read_windows
 from ziggurat.training.report.progress import NoProgress
@@ -287,8 +288,8 @@ class _Said(NoProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def said_of(folder: Path, file: Path) -> str:
@@ -331,6 +332,63 @@ def test_other_settings_of_training_are_refused_when_it_goes_on(file: Path, tmp_
     stream(tmp_path / "run", file, until="2000-05-02")
     with pytest.raises(ConfigError, match="learning-rate"):
         stream(tmp_path / "run", config=config_of(file, learning_rate=0.5), until="2000-05-02")
+
+
+@pytest.mark.parametrize(
+    "gone", ["stream/stream.json", "stream/stream.jsonl", "preprocessing", "config.json", "checkpoints"]
+)
+def test_what_is_gone_of_a_stream_is_not_made_anew_of_other_rows(
+    whole: Path, file: Path, tmp_path: Path, gone: str
+) -> None:
+    """Without its journal windows were numbered anew, without vocabularies these were fitted to rows that are gone."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    path = folder / gone
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    with pytest.raises(CheckpointError, match="has begun") as refused:
+        stream(folder, file)
+    assert refused.value.where in (str(path), str(path.parent))
+
+
+def test_a_history_whose_rows_were_all_put_aside_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    events(40, days=2).with_columns(click=pl.when(pl.col("at") < START + DAY).then(2).otherwise("click")).write_parquet(
+        file
+    )
+    config = config_of(file)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, bad_rows=BadRowPolicy.QUARANTINE))
+    with pytest.raises(DataError, match="rows of the history, 2000-05-01") as refused:
+        stream(tmp_path / "run", config=config)
+    assert any(Path(refused.value.where).iterdir())
+    events(40, days=2).write_parquet(file)
+    assert len(stream(tmp_path / "run", config=config).windows) == 2
+
+
+def test_a_damaged_ledger_names_the_command_of_a_stream(whole: Path, file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    ledger = folder / "ledger.bin"
+    ledger.write_bytes(ledger.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match="ledger") as refused:
+        stream(folder, file)
+    ways = " ".join(refused.value.ways_out)
+    assert "ziggurat train" not in ways
+    assert "the same ziggurat stream command with --training.damaged-records start_new" in ways
+    config = config_of(file, damaged_records=DamagedRecords.START_NEW)
+    assert stream(folder, config=config).windows == stream(whole, file).windows
+
+
+@pytest.mark.parametrize("lost", [slice(0, 4), slice(0, 1), slice(1, 2), slice(3, 4)])
+def test_a_line_that_is_gone_is_no_record_of_fewer_windows(file: Path, tmp_path: Path, lost: slice) -> None:
+    """A line is on the disk before a row of its window is trained, so a kill loses none of a window that was."""
+    stream(tmp_path / "run", file, until="2000-05-05")
+    path = tmp_path / "run/windows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    del lines[lost]
+    path.write_text("".join(lines))
+    with pytest.raises(CheckpointError, match=f"none of window {lost.start + 1}") as refused:
+        stream(tmp_path / "run", file, until="2000-05-05")
+    assert refused.value.where == str(path)
 
 
 def test_a_damaged_line_of_windows_is_named(file: Path, tmp_path: Path) -> None:

@@ -126,6 +126,26 @@ def test_milliseconds_are_no_later_than_seconds(folder: Path) -> None:
     assert found["p"].is_null().sum() == 101
 
 
+def test_files_of_days_before_the_13th_have_the_order_of_dates_that_the_others_show(folder: Path) -> None:
+    """The order of 11/01/2026 stands in another file, for the watermark and for the join, as for the split."""
+    date = pl.from_epoch("at").dt.strftime("%d/%m/%Y %H:%M:%S")
+    for name, first_day in (("11", 10), ("15", 14)):
+        rows(240, first_day=first_day).with_columns(at=date).write_csv(f"{name}.csv")
+    config = zg.table_run(
+        zg.DNNConfig(embedding_dim=4, embedding=zg.EmbeddingConfig(kernel=KernelChoice.TORCH)), SCHEMA
+    )
+    data = replace(config.data, train=("11.csv", "15.csv"))
+    zg.train_run(replace(config, data=data, training=replace(config.training, threads=1, epochs=1)), folder="big")
+    logged = log_teacher(zg.load_run("big"), ["11.csv"], out="teacher", vectors="none")
+    at = FIRST + np.concatenate([10 * DAY + np.arange(240) * 360, 14 * DAY + np.arange(240) * 360])
+    assert logged.facts.watermark in at[-100:]
+    knows(rows(240, first_day=10).with_columns(at=date), watermark=FIRST + 10 * DAY + 99 * 360, version="one")
+    student = student_config()
+    student = replace(student, data=replace(student.data, train=("11.csv", "15.csv")))
+    found = joined(with_teacher(student, "teacher"))
+    assert found["p"].is_null().to_list() == [True] * 100 + [False] * 140 + [True] * 240
+
+
 def test_a_teacher_is_logged_once_an_example_and_taught_by(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = big_run()
     new = rows(300, first_day=3)

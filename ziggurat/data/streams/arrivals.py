@@ -32,6 +32,7 @@ from jaxtyping import Int64
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.order_of_dates import order_of_dates
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
@@ -101,6 +102,7 @@ class Arrivals:
         self._latest_s = np.inf
         self._newest_s = -np.inf  # of the files of one `take`
         self._cut: Cut | None = None
+        self._date_order = data.split.date_order
         reading = _reading(data, schema)
         found = self._file.read()
         # Nothing was trained on it, so it costs only another read of the files.
@@ -182,6 +184,8 @@ class Arrivals:
             return Taken()
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
+        if self._cut is None and self._has_time and new:
+            self._date_order = order_of_dates(self._data, [file.path for file in new], column=self._schema.time)
         dealt = self._dealt([file.path for file in new]) if self._config.rows else None
         before = len(self.journal.files)
         for file in new:
@@ -527,7 +531,7 @@ class Arrivals:
     def _cut_for(self, chunk: RawChunk) -> Cut:
         # The first chunk that arrives shows the unit of times; all later ones are held to it.
         if self._cut is None:
-            clock = Clock.of(chunk, self._schema.time, date_order=self._data.split.date_order)
+            clock = Clock.of(chunk, self._schema.time, date_order=self._date_order)
             self._cut = Cut.of(self._config, clock)
         return self._cut
 

@@ -33,6 +33,7 @@ from ziggurat.files.checked_lines import append_line, checked_line, read_checked
 from ziggurat.plain import JSON, as_group, as_list
 
 _WAYS_OUT = ("restore the folder from a copy", "begin the stream anew in another folder")
+JOURNAL_FILE = "stream.json"
 JOURNAL = Format(
     name="ziggurat.stream",
     what="the journal of a stream",
@@ -235,7 +236,7 @@ class JournalFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "stream.json"
+        self.path = folder / JOURNAL_FILE
         self._lines = folder / "stream.jsonl"
         self._applied = 0  # changes that were written, in all
         self._num_bytes = 0  # of the lines since the state was written

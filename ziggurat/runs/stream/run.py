@@ -21,7 +21,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
 from ziggurat.data.preprocess.splits import SPLITS
 from ziggurat.data.streams.windows import StreamConfig
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files import refuse_url
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.parallel.job import job
@@ -134,7 +135,7 @@ def stream_run(
             config = with_absolute_paths(config)
         ranks.on_first(lambda: _check_folder(run, lock=lock))
         progress = KeptProgress(progress, path=run.said)
-        with progress.keeping_error(rank=ranks.rank if ranks.are_many else None):
+        with progress.keeping_error(rank=ranks.rank if ranks.are_many else None), _ways_out_of_streams(run):
             with StopOnSignal() as asked:
                 made = _Stream(
                     run,
@@ -165,6 +166,17 @@ def stream_run(
         )
         ranks.close()
     return result
+
+
+@contextmanager
+def _ways_out_of_streams(run: RunFolder) -> Iterator[None]:
+    """Name the command of a stream where an error of its parts names that by which other runs go on."""
+    try:
+        yield
+    except ZigguratError as error:
+        of_runs = f"ziggurat train {pasted(run.path)} --resume"
+        error.ways_out = tuple(way.replace(of_runs, "the same ziggurat stream command with") for way in error.ways_out)
+        raise
 
 
 def _check_folder(run: RunFolder, *, lock: RunLock) -> None:
@@ -251,6 +263,8 @@ class _Stream:
             training = dataclasses.replace(config.training, start_at_base_rate=False)
             config = dataclasses.replace(config, training=training)
         first = windows.open(NO_ROWS if has_weights else 1)
+        if not has_weights:
+            self._windows.refuse_no_rows(first.data)
         prepared = self._prepared(first)
         built = build_on_ranks(config, prepared, ranks=self._ranks, run=self._run, resume=has_weights)
         inputs = prepared.inputs
@@ -271,8 +285,15 @@ class _Stream:
             for line in self._windows.doubts(prepared.train):
                 self._progress.say(line)
         step = trainer.position.step
-        if self._ranks.is_first:
-            self.records = WindowsFile(self._run.windows, last_step=step if goes_on else -1)
+
+        def open_records() -> None:
+            self.records = WindowsFile(
+                self._run.windows,
+                last_step=step if goes_on else -1,
+                last_window=trainer.position.window if goes_on else 0,
+            )
+
+        self._ranks.on_first(open_records)
         return True
 
     def _prepared(self, window: StreamWindow) -> PreparedData:
@@ -384,7 +405,6 @@ class _Stream:
         position = self.trainer.position
         is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self._kept))
         if not is_scored:
-            self._refuse_half_trained(window, is_inside=position.window == number)
             self._score(window)
         is_trained = number == 1 or not self._stream.frozen
         if is_trained and window.data.num_rows:
@@ -436,16 +456,6 @@ class _Stream:
         )
 
         self._ranks.on_first(lambda: self._file.append(record))
-
-    def _refuse_half_trained(self, window: StreamWindow, *, is_inside: bool) -> None:
-        """Refuse to score a window of which rows were trained: that would be no test."""
-        if is_inside and self.trainer.position.step_in_epoch:
-            raise CheckpointError(
-                expected=f"the score of window {window.name} in {self._run.windows.name}: a part of it is trained",
-                found="no such line",
-                where=str(self._run.windows),
-                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
-            )
 
     def _say(self, number: int, *, train_s: float, steps: int) -> None:
         """Say in a line what became of a window."""

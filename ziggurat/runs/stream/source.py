@@ -26,8 +26,9 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_p
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.finished_files import FinishedFiles
+from ziggurat.data.streams.journal import JOURNAL_FILE
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
-from ziggurat.errors import DataError, MissingFileError, ZigguratError
+from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
@@ -35,6 +36,7 @@ from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.records.windows import read_windows
 from ziggurat.training.report.progress import Progress
 
 _A_DAY_S = 86_400.0
@@ -97,6 +99,46 @@ def _ways_out_of_taken_rows(*, is_begun: bool) -> Iterator[None]:
         raise
 
 
+def _refuse_gone(run: RunFolder) -> None:
+    """Refuse a stream of which something is gone that says what its weights mean, or which rows they have seen.
+
+    Raises:
+        CheckpointError: names it. It would be made anew, of other rows.
+    """
+    for path, what in (
+        (run.stream / JOURNAL_FILE, "journal, which says which rows were trained"),
+        (run.preprocessing, "vocabularies and statistics, to which its weights belong"),
+        (run.config, "settings"),
+    ):
+        if not path.exists():
+            raise _damaged(f"a stream that has begun, with its {what}", "none", where=path)
+
+
+def _refuse_shorter_journal(run: RunFolder, arrivals: Arrivals) -> None:
+    """Refuse a journal that does not know a window that was scored: it is on the disk before that.
+
+    Raises:
+        CheckpointError: it does not, and would deal rows anew that were trained.
+    """
+    scored = max((record.window for record in read_windows(run.windows)), default=0)
+    known = len(arrivals.journal.done)
+    if known < scored:
+        raise _damaged(
+            f"a stream that has begun, with {scored:,} windows in its journal, as {run.windows.name} has",
+            f"{known:,}",
+            where=run.stream,
+        )
+
+
+def _damaged(expected: str, found: str, *, where: Path) -> CheckpointError:
+    return CheckpointError(
+        expected=expected,
+        found=found,
+        where=str(where),
+        ways_out=("restore the folder from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+    )
+
+
 class StreamWindows:
     """Gives the windows of a stream by their number; its methods are collective.
 
@@ -138,7 +180,11 @@ class StreamWindows:
             # What a killed process encoded is encoded again, to the same bits.
             shutil.rmtree(self._folder, ignore_errors=True)
             has_begun = run.has_begun()
+            if has_begun:
+                _refuse_gone(run)
             self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema, has_begun=has_begun)
+            if has_begun:
+                _refuse_shorter_journal(run, self._arrivals)
             if not has_begun:  # fitted by a start that died, perhaps to other rows
                 shutil.rmtree(run.preprocessing, ignore_errors=True)
 
@@ -364,6 +410,30 @@ class StreamWindows:
         if left_out:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
         return lines
+
+    def refuse_no_rows(self, history: EncodedDataset | MemoryDataset) -> None:
+        """Refuse a history without rows: a model that begins with it knows nothing.
+
+        Raises:
+            CheckpointError: its rows are gone, and so are all checkpoints.
+            DataError: all of its rows were put aside.
+        """
+        if not history.num_rows:
+            self._ranks.on_first(self._refuse_no_rows)
+
+    def _refuse_no_rows(self) -> None:
+        if self._held.journal.forgotten:
+            raise _damaged("a checkpoint of a stream that has begun", "none", where=self._run.checkpoints)
+        window = self._held.journal.done[0]
+        raise DataError(
+            expected=f"rows of the history, {window.name}",
+            found=f"none of {window.rows:,} that can be read",
+            where=str(self._run.stream / "window-000001"),
+            ways_out=(
+                "look there at what was put aside, correct the rows or the schema, and give the same command again",
+                "a longer history: --from MOMENT",
+            ),
+        )
 
     def doubts(self, history: EncodedDataset | MemoryDataset) -> list[str]:
         """Return lines with reasons to begin with another history.

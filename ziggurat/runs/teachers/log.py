@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.order_of_dates import order_of_dates
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -34,7 +36,6 @@ from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
 from ziggurat.models.contract.losses import logits_among_all
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.load import Run
@@ -288,10 +289,12 @@ def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
     newest = -math.inf
     is_calendar = True
     config = run.config.data
+    data = raw_files(located(run.config, folder=run.folder), progress=NoProgress())
+    order = order_of_dates(data, data.train, column=schema.time)
     # Rows that were put aside when the run was trained are put aside again, into a folder that nobody reads.
     with tempfile.TemporaryDirectory() as aside, BadRows(config.bad_rows, folder=Path(aside)) as bad_rows:
-        for chunk, is_seen_N in _seen_rows(run, bad_rows):
-            times_N, is_calendar = times_of(chunk, schema.time, date_order=config.split.date_order)
+        for chunk, is_seen_N in _seen_rows(run, data, bad_rows):
+            times_N, is_calendar = times_of(chunk, schema.time, date_order=order)
             times_N = times_N[is_seen_N & ~np.isnan(times_N)]
             if len(times_N):
                 newest = max(newest, float(times_N.max()))
@@ -299,10 +302,8 @@ def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
     return newest, is_calendar
 
 
-def _seen_rows(run: Run, bad_rows: BadRows) -> Iterator[tuple[RawChunk, np.ndarray]]:
+def _seen_rows(run: Run, data: DataConfig, bad_rows: BadRows) -> Iterator[tuple[RawChunk, np.ndarray]]:
     """Yield the times of a run's raw rows, and which of them training or the choice of its weights has seen."""
-    config: RunConfig = located(run.config, folder=run.folder)
-    data = raw_files(config, progress=NoProgress())
     time = [run.preprocessing.schema.time]
     if data.split.by is SplitBy.FILES:
         for paths in filter(None, (data.train, data.valid)):

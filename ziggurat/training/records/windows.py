@@ -21,6 +21,8 @@ from ziggurat.files import write_text
 from ziggurat.files.checked_lines import append_line, checked_line, read_checked_lines
 from ziggurat.plain import as_group
 
+_SHOWN = 6
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRecord:
@@ -73,12 +75,24 @@ class WindowsFile:
     Args:
         path: the file.
         last_step: keep windows that were scored at this step or before.
+        last_window: of which a row was trained at this step; each up to it was scored before, and must have a line.
+
+    Raises:
+        CheckpointError: a line is damaged, or gone.
     """
 
-    def __init__(self, path: Path, *, last_step: int) -> None:
+    def __init__(self, path: Path, *, last_step: int, last_window: int = 0) -> None:
         self._path = path
         before = read_windows(path)
         self.windows = [record for record in before if record.step <= last_step]
+        gone = sorted(set(range(1, last_window + 1)) - {record.window for record in self.windows})
+        if gone:
+            raise CheckpointError(
+                expected=f"a line for each window up to {last_window}: they were scored before they were trained",
+                found=f"none of window {', '.join(map(str, gone[:_SHOWN]))}{', …' if len(gone) > _SHOWN else ''}",
+                where=str(path),
+                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            )
         if path.exists():
             write_text(path, "".join(_line(record) for record in self.windows))
 

@@ -18,6 +18,7 @@ from ziggurat.data.preprocess.fit.fitter import Fitter
 from ziggurat.data.preprocess.fit.latest_items import LatestItems
 from ziggurat.data.preprocess.fit.shards import Shard
 from ziggurat.data.preprocess.negatives import kept_rows
+from ziggurat.data.preprocess.order_of_dates import order_of_dates
 from ziggurat.data.preprocess.preprocessing import id_columns, numeric_columns
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, split_column
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
@@ -25,6 +26,7 @@ from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.join import TeacherJoin, is_joined
 from ziggurat.errors import DataError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Schema
 
 
@@ -105,6 +107,7 @@ class ShardReader:
         self._progress = progress
         self._total = total
         self._split_column = split_column(config.split, schema)
+        self._date_order: DateOrder | None = None  # of all files; whoever joins teachers asks for it
 
     def chunks(
         self, shards: Sequence[Shard], *, phase: str, columns: Sequence[str], rows: list[int], start: int = 0
@@ -120,8 +123,9 @@ class ShardReader:
         """
         join: TeacherJoin | None = None
         if any(map(is_joined, columns)):
-            order = self._config.split.date_order
-            join = TeacherJoin(self._config.teacher, schema=self._schema, date_order=order)
+            if self._date_order is None:
+                self._date_order = order_of_dates(self._config, self._config.train, column=self._schema.time)
+            join = TeacherJoin(self._config.teacher, schema=self._schema, date_order=self._date_order)
         raw = [name for name in columns if not is_joined(name)]
         if join is not None:
             raw = list(dict.fromkeys([*raw, *join.columns]))
