@@ -147,7 +147,11 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--frozen", action="store_true", help="train the history alone, and score all windows by it: the control"
     )
     add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the stream (default: runs/RECIPE_stream)")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="folder of the stream (default: runs/RECIPE_stream, or runs/RECIPE_TABLE_stream)",
+    )
     parser.add_argument("--plan", metavar="FILE", help="plan.json: where each table goes, on many ranks")
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_hook(parser)
