@@ -14,9 +14,10 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.models import DLRMConfig, MLPConfig, Normalization, build_model
-from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.checkpoint import CheckpointStore
+from ziggurat.training.config import AverageOver, EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
-from ziggurat.training.step.weight_average import WeightAverage
+from ziggurat.training.step.weight_average import WeightAverage, weight_average
 from ziggurat.training.trainer import Trainer
 
 MODEL = DLRMConfig(
@@ -89,17 +90,71 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, kill: int) -> N
     assert_same_weights(again.model, whole.model)
 
 
+FUSED = replace(MODEL, embedding=EmbeddingConfig())
+
+
+def test_of_fused_tables_the_rows_stay_and_a_checkpoint_has_them(tmp_path: Path) -> None:
+    train = tiny_dataset(640)
+    model = build_model(FUSED, train.inputs, seed=3)
+    trainer = Trainer(model, config=replace(CONFIG, epochs=1), train=train, folder=tmp_path)
+    for _ in trainer.steps():
+        pass
+    trainer.save()
+    average = trainer.step.average
+    assert average is not None
+    live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dense = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    assert set(average.mean) == dense & live.keys() < live.keys()
+    saved = CheckpointStore(tmp_path / "checkpoints").load().tensors
+    with average.in_place():
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(saved[f"model.{name}"], tensor)
+            assert name in dense or torch.equal(tensor, live[name])
+        assert any(not torch.equal(tensor, live[name]) for name, tensor in model.state_dict().items())
+    again = Trainer(
+        build_model(FUSED, train.inputs, seed=9), config=replace(CONFIG, epochs=1), train=train, folder=tmp_path
+    )
+    again.restore()
+    assert all(torch.equal(tensor, live[name]) for name, tensor in again.model.state_dict().items())
+
+
+@pytest.mark.parametrize("model_config", [MODEL, FUSED])
+def test_the_average_of_a_window_is_the_plain_mean_of_its_steps(tmp_path: Path, model_config: DLRMConfig) -> None:
+    config = replace(CONFIG, weight_average=0.0, average_over=AverageOver.WINDOW, checkpoint_every=0)
+    windows = [tiny_dataset(200, seed=seed) for seed in range(3)]
+    model = build_model(model_config, windows[0].inputs, seed=3)
+    trainer = Trainer(model, config=config, train=windows[0], folder=tmp_path)
+    average = trainer.step.average
+    assert average is not None
+    with trainer.over_windows():
+        for number, window in enumerate(windows, start=1):
+            seen: list[dict[str, torch.Tensor]] = []
+            for _ in trainer.steps(window, number=number):
+                seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            assert len(seen) == 4
+            for name, mean in average.mean.items():
+                if mean.is_floating_point():
+                    expected = torch.stack([state[name].double() for state in seen]).mean(0)
+                    torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-6)
+                else:
+                    assert torch.equal(mean, seen[-1][name])
+
+
 def test_what_cannot_be_averaged_is_refused() -> None:
     train = tiny_dataset(64)
-    fused = replace(MODEL, embedding=EmbeddingConfig())
-    with pytest.raises(ConfigError, match="fused tables"):
-        TrainStep(build_model(fused, train.inputs, seed=0), CONFIG)
+    model = build_model(MODEL, train.inputs, seed=0)
+    with pytest.raises(ConfigError, match="many ranks"):
+        weight_average(model, CONFIG, fused=False, is_spread=True)
+    with pytest.raises(ConfigError, match="one average"):
+        TrainingConfig(weight_average=0.9, average_over=AverageOver.WINDOW)
     with pytest.raises(ConfigError, match="from 0 to below 1"):
         TrainingConfig(weight_average=1.0)
 
 
-def test_a_device_that_decides_itself_averages_alike() -> None:
-    one, other = (WeightAverage(build_model(MODEL, tiny_dataset(1).inputs, seed=3), decay=0.9) for _ in range(2))
+@pytest.mark.parametrize("over", list(AverageOver))
+def test_a_device_that_decides_itself_averages_alike(over: AverageOver) -> None:
+    inputs = tiny_dataset(1).inputs
+    one, other = (WeightAverage(build_model(MODEL, inputs, seed=3), decay=0.9, over=over) for _ in range(2))
     for step in range(12):
         for average in (one, other):
             for tensor in average.live.values():

@@ -225,6 +225,21 @@ class TableOptimizer:
                 storage.update(kernel, parts=parts, step=step)
         self.zero_grad()
 
+    @torch.no_grad()
+    def forget(self, share: float) -> None:
+        """Take a share off the sums of mean squared gradients, by which rates of rows fall, of every row.
+
+        Args:
+            share: 0 to 1.
+        """
+        key = self.config.optimizer.mean_squares
+        assert key, "this rule sums nothing up"
+        for name, rows in self.state_rows().items():
+            if name.rpartition(".")[2] != key:
+                continue
+            for first, count in rows.chunks():
+                rows.write(first, rows.read(first, count) * (1.0 - share))
+
     def state_dict(self) -> dict[str, Tensor]:
         """State of every table (`<table>.sum`, or `.exp_avg` and `.exp_avg_sq`), sharing memory, and `step`.
 

@@ -225,6 +225,19 @@ def prepare_run(
     return prepared
 
 
+def _refuse_what_windows_begin_with(config: RunConfig) -> None:
+    """Refuse settings of the begin of a second window of data, which a batch run does not have."""
+    training = config.training
+    for name, value in (("schedule.rewarm-steps", training.schedule.rewarm_steps), ("forget", training.forget)):
+        if value:
+            raise ConfigError(
+                expected="a stream, or windows of data in Python: a batch run has one, and this acts on the second",
+                found=f"training.{name} = {value}",
+                where=f"--training.{name}",
+                ways_out=(f"leave --training.{name} out", "ziggurat stream", "Trainer.fit(train=…) in a loop"),
+            )
+
+
 def train_run(
     config: RunConfig,
     *,
@@ -291,6 +304,7 @@ def train_run(
         refuse_training(run)
         config, changes = config_to_resume(run, config)  # another schema is named before what it does not go with
     config.check(metrics=metrics or ())
+    _refuse_what_windows_begin_with(config)
     if loss is not None and config.distil.head is not DistilHead.NONE:
         raise ConfigError(
             expected="a loss of your own, or the losses of distillation",

@@ -57,7 +57,16 @@ class Decay(StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"  # to `final_factor` at the last step
     COSINE = "cosine"  # to `final_factor` at the last step
+    INVERSE_SQRT = "inverse_sqrt"  # half after 3 · `decay_steps` steps, a third after 8; needs no end
+    HALVING = "halving"  # halves its distance from `final_factor` every `decay_steps` steps; needs no end
     PLATEAU = "plateau"  # × `plateau_factor` at each evaluation that does not improve
+
+
+class AverageOver(StrEnum):
+    """The steps whose weights are averaged."""
+
+    STEPS = "steps"  # those before, the latest most, by `weight_average`
+    WINDOW = "window"  # all of a window of data alike
 
 
 class NonFinite(StrEnum):
@@ -81,14 +90,18 @@ class ScheduleConfig:
 
     Args:
         warmup_steps: linear from 1/warmup_steps to 1.
+        rewarm_steps: the same again at the begin of each window of data after the first; 0: not.
         decay: what the rate does after the warm-up; see `Decay`.
-        final_factor: where linear and cosine end.
+        decay_steps: steps that inverse_sqrt and halving count by.
+        final_factor: where linear, cosine and halving end.
         plateau_factor: what plateau multiplies with.
         minimum: plateau never goes below this learning rate.
     """
 
     warmup_steps: CountOrNone = 0
+    rewarm_steps: CountOrNone = 0
     decay: Decay = Decay.CONSTANT
+    decay_steps: Count = 1000
     final_factor: FloatOrZero = 0.0
     plateau_factor: FloatOrZero = 0.1
     minimum: FloatOrZero = 1e-6
@@ -181,8 +194,12 @@ class TrainingConfig:
             whose penalties are `embedding_l2` and `model.embedding.weight-decay`.
         embedding_l2: λ of (λ/2)·‖W‖² over *whole* tables at every step; needs dense-gradient tables (BARS).
         clip_norm: clip the global norm of all gradients, tables included; 0: off.
-        weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. Needs
-            dense-gradient tables on one device; see `weight_average.py`.
+        weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. On one
+            device; of fused tables the rows stay as they are. See `weight_average.py`.
+        average_over: `window` keeps the plain mean of the weights behind each step of a window of data, in the place of
+            the running average; in a stream each window has its own. See `AverageOver`.
+        forget: share of what row-wise Adagrad has summed up that is forgotten at the begin of each window of data after
+            the first, so that rates of its rows rise again; 0: nothing.
         precision: what the dense network computes in; auto measures at start whether BF16 pays on this machine.
         dispatch: file of `ziggurat numerics dispatch`, for precision dispatch: the kernel of each product.
         compile: torch.compile of the dense network; slow first step, faster later ones.
@@ -223,6 +240,8 @@ class TrainingConfig:
     embedding_l2: FloatOrZero = 0.0
     clip_norm: FloatOrZero = 0.0
     weight_average: Fraction = 0.0
+    average_over: AverageOver = AverageOver.STEPS
+    forget: Fraction = 0.0
     precision: Precision = USUAL
     dispatch: str = ""
     compile: Compile = Compile.OFF
@@ -257,6 +276,13 @@ class TrainingConfig:
                     "--training.precision dispatch --training.dispatch dispatch.json",
                     "leave --training.dispatch out, and name another precision",
                 ),
+            )
+        if self.average_over is AverageOver.WINDOW and self.weight_average:
+            raise ConfigError(
+                expected="one average: the running one, or that of a window",
+                found=f"average_over = window, weight_average = {self.weight_average}",
+                where="training settings",
+                ways_out=("--training.weight-average 0", "--training.average-over steps"),
             )
         is_adam = self.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
         if not is_adam and (self.beta1, self.beta2) != (0.9, 0.999):

@@ -51,7 +51,7 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
-from ziggurat.training.config import TrainingConfig
+from ziggurat.training.config import AverageOver, TrainingConfig
 from ziggurat.training.early_stop import with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
@@ -565,9 +565,17 @@ class Trainer:
         if self.position.window < self._window:
             self.position.begin_window(self._window)
             self._is_placed = True
+            self._begin_window()
         elif self.position.window == self._window and not self._is_placed:
             self.feed.restore(self.position, where=str(self.folder.checkpoints))
             self._is_placed = True
+
+    def _begin_window(self) -> None:
+        """Change what begins anew in a window of data; a run that is resumed inside of it has done so already."""
+        if self.step.average is not None and self.config.average_over is AverageOver.WINDOW:
+            self.step.average.restart()
+        if self.config.forget and self.position.window_rows:
+            self.step.forget(self.config.forget)
 
     def restore(self) -> bool:
         """Load the newest intact checkpoint, for `fit(resume=True)` to go on from; False if there is none yet.
@@ -740,7 +748,18 @@ class Trainer:
             total_steps=self.total_steps,
             reductions=self.position.reductions,
             learning_rate=self.config.learning_rate,
+            step_in_window=self._step_in_window,
         )
+
+    @property
+    def _step_in_window(self) -> int | None:
+        """Steps taken in this window of data; None in the first window of the run."""
+        position = self.position
+        if not position.window_rows:
+            return None
+        is_first_pass = position.epoch == position.window_epoch
+        # Later passes over a window begin with an optimizer that knows it.
+        return position.step_in_epoch if is_first_pass else self.config.schedule.rewarm_steps
 
     def _line(self, factor: float) -> dict[str, object] | None:
         """Return the log line of the step that was just made with `factor`, except its loss; None where none is due."""

@@ -20,7 +20,7 @@ MORE = Window(key=3, name="three", rows=7, pieces=[*SOME.pieces, Piece(file=1, p
 
 def made(number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
     del number, check
-    return EncodedWindow(window=window, bad=0, encode_s=0.0)
+    return EncodedWindow(window=window, bad=0, counts={}, encode_s=0.0)
 
 
 def test_a_window_that_got_rows_meanwhile_is_not_the_one_that_was_encoded() -> None:

@@ -30,6 +30,7 @@ from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.verify import verify_run
 from ziggurat.testing.ranks import preload
 from ziggurat.training.checkpoint import CheckpointStore
+from ziggurat.training.config import AverageOver, Decay, ScheduleConfig
 from ziggurat.training.records.windows import WindowsFile
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
@@ -41,10 +42,13 @@ MAX_LIFE_S = 120.0
 
 
 def live(folder: str) -> None:
-    """Stream to the end, from wherever the folder stands."""
+    """Stream to the end, from wherever the folder stands; with all that begins anew in a window."""
     base = Path(folder).parent
     (base / f"begun-{os.getpid()}").touch()  # what is imported before is no part of a life
-    config = config_of(base / "a.parquet", base / "b.parquet")
+    schedule = ScheduleConfig(rewarm_steps=3, decay=Decay.INVERSE_SQRT, decay_steps=50)
+    config = config_of(
+        base / "a.parquet", base / "b.parquet", schedule=schedule, average_over=AverageOver.WINDOW, forget=0.3
+    )
     stream_run(config, folder=folder, stream=StreamConfig(by="day", growing=60))
 
 

@@ -31,7 +31,8 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
-from ziggurat.training.config import DamagedRecords, Decay, ScheduleConfig
+from ziggurat.training.checkpoint import CheckpointStore
+from ziggurat.training.config import AverageOver, DamagedRecords, Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.records.windows import WindowsFile, read_windows
 from ziggurat.training.report.progress import NoProgress
@@ -194,6 +195,29 @@ def test_the_frozen_control_is_trained_on_the_history_alone(file: Path, whole: P
     assert (tmp_path / "frozen/windows.jsonl").read_bytes() == before
     with pytest.raises(ConfigError, match=r"--frozen True, given \(none\)"):
         stream(tmp_path / "frozen", file)
+
+
+@pytest.mark.parametrize("settings", [{"weight_average": 0.9}, {"average_over": AverageOver.WINDOW}])
+def test_averaged_weights_are_scored_beside_the_others_and_are_what_a_run_is_loaded_with(
+    file: Path, whole: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    stream(tmp_path / "run", file, config=config_of(file, **settings))
+    records = read_windows(tmp_path / "run/windows.jsonl")
+    # Training itself is as it was.
+    assert [record.metrics for record in records] == [
+        record.metrics for record in read_windows(whole / "windows.jsonl")
+    ]
+    assert records[0].averaged == {}
+    for record in records[1:]:
+        assert record.averaged.keys() == record.metrics.keys()
+        assert record.averaged["ne"] != record.metrics["ne"]
+    saved = CheckpointStore(tmp_path / "run/checkpoints").load().tensors
+    loaded = load_run(tmp_path / "run").model.state_dict()
+    plain = load_run(whole).model.state_dict()
+    live = {name.removeprefix("live."): value for name, value in saved.items() if name.startswith("live.")}
+    assert all(torch.equal(value, plain[name]) for name, value in live.items())
+    assert any(not torch.equal(loaded[name], value) for name, value in live.items())
+    assert all(torch.equal(loaded[name], plain[name]) for name in loaded.keys() - live.keys())
 
 
 def test_tables_may_grow_in_the_place_of_vocabularies(file: Path, whole: Path, tmp_path: Path) -> None:

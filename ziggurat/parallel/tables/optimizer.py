@@ -168,6 +168,11 @@ class ShardedTableOptimizer:
         if self._ahead is not None:
             self._ahead.complete()
 
+    def forget(self, share: float) -> None:
+        """See `TableOptimizer.forget`; copies of one row are on all ranks alike, and stay so."""
+        for optimizer in self._all:
+            optimizer.forget(share)
+
     def state_dict(self) -> dict[str, Tensor]:
         """State by table, as parts of whole tables, and `step`."""
         if self._tables.check_settled is not None:

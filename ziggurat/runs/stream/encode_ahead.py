@@ -29,11 +29,13 @@ class EncodedWindow:
     Args:
         window: whose rows.
         bad: rows that were put aside.
+        counts: of the values of its features, by bucket.
         encode_s: seconds that it took.
     """
 
     window: Window
     bad: int
+    counts: dict[str, list[int]]
     encode_s: float
 
 

@@ -32,6 +32,7 @@ from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
 from ziggurat.data.preprocess.splits import SPLITS
+from ziggurat.data.streams.stability import ALARM
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files import refuse_url
@@ -60,6 +61,8 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.trainer import Trainer
 
 _SHOWN = ("auc", "log_loss", "ne", "calibration", "rmse", "mae", "r2")
+_OF_AVERAGE = ("ne", "rmse")  # what decides whether an average is worth it, in the line
+_SHOWN_SHIFTS = 3  # features whose values are others than in the window before
 _NOTABLE_SHARE = 0.005  # of samples with an id that has no row: below, it moves no metric
 _MANY_UNKNOWN = 0.2  # of samples with an id that has no row: growing tables are named
 
@@ -432,11 +435,15 @@ class _Stream:
         """Score a window by the weights as they are, and write that down before a row of it is trained."""
         begin = time.perf_counter()
         metrics: dict[str, float] = {}
+        averaged: dict[str, float] = {}
         unknown: Mapping[str, float] = {}
         if window.number > 1 and window.data.num_rows:
             evaluation = self.trainer.evaluate(window.data)
             metrics = evaluation.metrics
             unknown = evaluation.unknown
+            if self.trainer.step.average is not None:
+                with self.trainer.step.average.in_place():
+                    averaged = self.trainer.evaluate(window.data).metrics
         record = WindowRecord(
             window=window.number,
             name=window.name,
@@ -446,8 +453,11 @@ class _Stream:
             bad=window.bad,
             row_sum=f"{window.data.row_sum:x}",
             is_trained=window.number == 1 or not self._stream.frozen,
-            metrics={name: value if math.isfinite(value) else None for name, value in metrics.items()},
+            metrics=_without_nan(metrics),
+            averaged=_without_nan(averaged),
             unknown=dict(unknown),
+            shift=_rounded(window.stability.history),
+            shift_before=_rounded(window.stability.before),
             timing={
                 "encode_s": round(window.encode_s, 3),
                 "wait_s": round(window.wait_s, 3),
@@ -467,11 +477,17 @@ class _Stream:
         if shown:
             values = {name: math.nan if value is None else value for name, value in record.metrics.items()}
             parts.append(metrics_line(values, names=shown))
+            averaged = {name: value for name, value in record.averaged.items() if value is not None}
+            if decisive := [name for name in averaged if name.partition("/")[0] in _OF_AVERAGE]:
+                parts.append("averaged " + metrics_line(averaged, names=decisive))
         elif record.window == 1:
             parts.append("history")
         notable = {name: share for name, share in record.unknown.items() if share >= _NOTABLE_SHARE}
         if notable:
             parts.append("unknown " + ", ".join(f"{name} {share:.1%}" for name, share in notable.items()))
+        shifted = sorted((item for item in record.shift_before.items() if item[1] > ALARM), key=lambda item: -item[1])
+        if shifted:
+            parts.append("shifted " + ", ".join(f"{name} {index:.2f}" for name, index in shifted[:_SHOWN_SHIFTS]))
         if record.late:
             parts.append(f"{record.late:,} late")
         if record.bad:
@@ -516,3 +532,13 @@ class _Stream:
     @property
     def _kept(self) -> list[WindowRecord]:
         return self._file.windows
+
+
+def _without_nan(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them: null where one is undefined."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _rounded(shifts: Mapping[str, float]) -> dict[str, float]:
+    """Indices as a line of windows.jsonl has them: nobody compares the fifth digit."""
+    return {name: round(value, 4) for name, value in shifts.items()}

@@ -45,7 +45,7 @@ def for_stream(config: RunConfig) -> RunConfig:
             expected="a learning rate that needs no end: a stream has none",
             found=f"schedule.decay = {decay.value}",
             where="training settings, schedule",
-            ways_out=("--training.schedule.decay constant",),
+            ways_out=("--training.schedule.decay constant", "--training.schedule.decay inverse_sqrt"),
         )
     self_distil = training.self_distil
     if self_distil.method is not SelfDistil.NONE and not self_distil.ramp_steps:
@@ -57,7 +57,6 @@ def for_stream(config: RunConfig) -> RunConfig:
         )
     for name, value, way in (
         ("training.max-steps", training.max_steps, "--until ends a stream"),
-        ("training.weight-average", training.weight_average, "--training.weight-average 0"),
         ("tables.memory-limit", config.tables.memory_limit, "name the formats: --tables.weights int8"),
         ("data.valid", ", ".join(config.data.valid), "each window is scored before it is trained: ziggurat stream"),
         ("data.test", ", ".join(config.data.test), "score other files afterwards: ziggurat evaluate RUN FILES"),

@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
@@ -27,6 +29,7 @@ from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.journal import JOURNAL_FILE
+from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
 from ziggurat.features.schema import Schema
@@ -68,6 +71,7 @@ class StreamWindow:
         late: rows of it that belong to windows before it.
         bad: rows of it that were put aside.
         encode_s: seconds that encoding took, most of them while the window before was trained.
+        stability: how far its features are from those of the history, and of the window before.
         wait_s: seconds for which the stream waited for it.
     """
 
@@ -76,6 +80,7 @@ class StreamWindow:
     data: EncodedDataset
     late: int
     bad: int
+    stability: Stability
     encode_s: float
     wait_s: float
 
@@ -319,6 +324,7 @@ class StreamWindows:
             data=EncodedDataset(self._path(number)),
             late=int(facts["late"]),
             bad=int(facts["bad"]),
+            stability=from_json(Stability, facts["stability"], where=f"window {number}", error=DataError),
             encode_s=float(facts["encode_s"]),
             wait_s=time.perf_counter() - begin,
         )
@@ -345,7 +351,7 @@ class StreamWindows:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}"
 
-    def _ready(self, number: int) -> dict[str, str | int | float]:
+    def _ready(self, number: int) -> dict[str, Any]:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
         found = self._ahead.take(number, window)
         if found is None:
@@ -355,7 +361,19 @@ class StreamWindows:
         for folder in self._folder.iterdir():
             if folder != self._path(number):
                 shutil.rmtree(folder)
-        return {"name": window.name, "late": window.late, "bad": found.bad, "encode_s": found.encode_s}
+        stability = Stability()
+        if number != NO_ROWS and window.rows:
+            # Read at each window: the file is small, and of another process it says where that one stood.
+            kept = WindowCounts.read(self._run.stream / "counts.json")
+            forgotten = self._held.journal.forgotten
+            stability = kept.add(number, found.counts, path=self._run.stream / "counts.json", forgotten=forgotten)
+        return {
+            "name": window.name,
+            "late": window.late,
+            "bad": found.bad,
+            "stability": to_json(stability),
+            "encode_s": found.encode_s,
+        }
 
     def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
         # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
@@ -376,17 +394,21 @@ class StreamWindows:
         shutil.rmtree(aside, ignore_errors=True)
         done = 0
         inputs = self.preprocessing.inputs
+        counts = BucketCounts(inputs)
         with (
             BadRows(self._data.bad_rows, folder=aside, budget=self._data.bad_row_budget) as bad_rows,
             EncodedWriter(self._path(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
         ):
             for chunk in self._held.chunks(window):
                 with _ways_out_of_taken_rows(is_begun=number > 1):
-                    writer.append(self.preprocessing.encode(chunk, bad_rows=bad_rows))
+                    table = self.preprocessing.encode(chunk, bad_rows=bad_rows)
+                counts.add(table)
+                writer.append(table)
                 done += chunk.num_rows
                 shown(done)
             bad = bad_rows.num_rows
-        return EncodedWindow(window=window, bad=bad, encode_s=time.perf_counter() - begin)
+        encode_s = time.perf_counter() - begin
+        return EncodedWindow(window=window, bad=bad, counts=counts.plain(), encode_s=encode_s)
 
     def forget(self, number: int) -> None:
         """Remove the raw rows of all windows up to a number."""

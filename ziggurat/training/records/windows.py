@@ -38,7 +38,10 @@ class WindowRecord:
         row_sum: sum of its mixed row ids in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
         metrics: by name; null where one is undefined.
+        averaged: the same of the average of weights, where there is one.
         unknown: by feature, the share of samples whose id had no row.
+        shift: by feature, the population stability index against the history; see `data/streams/stability.py`.
+        shift_before: against the window before.
         timing: what depends on the clock, in seconds.
     """
 
@@ -51,7 +54,10 @@ class WindowRecord:
     row_sum: str = "0"
     is_trained: bool = True
     metrics: dict[str, float | None] = field(default_factory=dict)
+    averaged: dict[str, float | None] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
+    shift: dict[str, float] = field(default_factory=dict)
+    shift_before: dict[str, float] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
 
 

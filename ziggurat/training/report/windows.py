@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 
 from ziggurat.training.metrics.metric import gain_over, shown_name
 from ziggurat.training.records.windows import WindowRecord
+from ziggurat.training.report.drift_notes import alarm_notes, shift_notes
 from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
 
 _PLOTTED = ("auc", "ne", "log_loss", "calibration", "rmse", "mae", "r2")
+_MAX_SHIFTS = 6  # features whose stability is drawn: those that moved most
 _MAX_NAMES = 8  # of windows, below a plot
 
 
@@ -27,7 +29,7 @@ def plotted_metrics(records: Sequence[WindowRecord]) -> list[str]:
 
 
 def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord] = ()) -> list[Figure]:
-    """Plots over windows: a metric each, and the share of samples with an id that has no row.
+    """Plots over windows: a metric each, the share of samples with an id that has no row, and shifts of features.
 
     Args:
         records: of the stream.
@@ -43,11 +45,23 @@ def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowR
         curves = {"streamed": [_value(record, metric) for record in scored]}
         if beside:
             curves["control"] = [_value(beside[name], metric) if name in beside else math.nan for name in names]
+        if any(record.averaged for record in scored):
+            averaged = [record.averaged.get(metric) for record in scored]
+            curves["average of weights"] = [math.nan if value is None else value for value in averaged]
         figures.append(_figure(names, curves, title=f"{shown_name(metric)} of each window, before it is trained"))
     features = dict.fromkeys(name for record in scored for name in record.unknown)
     if features:
         unknown = {name: [record.unknown.get(name, 0.0) for record in scored] for name in features}
         figures.append(_figure(names, unknown, title="Share of samples whose id has no row"))
+    for shifts, against in (
+        ({record.name: record.shift for record in scored}, "the history"),
+        ({record.name: record.shift_before for record in scored}, "the window before"),
+    ):
+        most = {name: max(each.get(name, 0.0) for each in shifts.values()) for each in shifts.values() for name in each}
+        shown = sorted(most, key=lambda name: -most[name])[:_MAX_SHIFTS]
+        if shown:
+            curves = {name: [shifts[window].get(name, math.nan) for window in names] for name in shown}
+            figures.append(_figure(names, curves, title=f"Population stability against {against}"))
     return figures
 
 
@@ -81,6 +95,7 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     for name in metrics if beside else ():
         won, both = wins(records, control=control, metric=name)
         notes.append(f"{shown_name(name)}: better than the control in {won:,} of {both:,} windows")
+    notes += [*shift_notes(records), *alarm_notes(records)]
     about = (
         "Every window was scored by the weights as they stood, before a row of it was trained. "
         "NE: log loss over that of always saying the window's own share of positives; 1 is no better than that."

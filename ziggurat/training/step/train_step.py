@@ -128,6 +128,7 @@ class TrainStep:
             self.table_optimizer = parallel.table_optimizer(model)
         elif fused:
             self.table_optimizer = TableOptimizer(model.embeddings)
+        _check_forget(config, model=model)
         self._world = WorldSums(parallel, self.dense_named)
         self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=parallel.config.num_parts)
         self.exchange = StepExchange.of(parallel, clips=bool(config.clip_norm))
@@ -243,6 +244,16 @@ class TrainStep:
         numbers = late.decide(loss, saved=self._saved_buffers)
         self.zero_grad()
         return numbers
+
+    def forget(self, share: float) -> None:
+        """Forget a share of what row-wise Adagrad has summed up; collective.
+
+        Args:
+            share: 0 to 1.
+        """
+        assert self.table_optimizer is not None, "refused by `_check_forget`"
+        self.settle()
+        self.table_optimizer.forget(share)
 
     def settle(self) -> None:
         """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
@@ -476,6 +487,18 @@ class _FullBatches:
         for sequence in embedded.sequences.values():
             torch._dynamo.maybe_mark_dynamic(sequence.values, 0)
         return self._compiled(embedded)
+
+
+def _check_forget(config: TrainingConfig, *, model: Model) -> None:
+    """Refuse to forget sums that no table optimizer keeps."""
+    kind = model.embeddings.config.optimizer
+    if config.forget and (model.embeddings.has_dense_gradients or not kind.mean_squares):
+        raise ConfigError(
+            expected="a table optimizer that sums squared gradients up for ever, rowwise_adagrad",
+            found=f"{kind.value}, which forgets by itself or keeps no sums",
+            where=f"training settings, forget = {config.forget}",
+            ways_out=("--training.forget 0", "--model.embedding.optimizer rowwise_adagrad"),
+        )
 
 
 def _check_compile(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> None:
