@@ -294,14 +294,14 @@ def add_drifting(report: Report, folder: Path, *, num_rows: int) -> None:
     }
     run = zg.table_run(zg.DLRMConfig(embedding_dim=16), schema)
     models = {"DLRM": _one_thread(run, path)}
-    models["logistic regression"] = _one_thread(zg.table_run(zg.LogisticRegressionConfig(), schema), path)
+    models["logistic regression"] = _one_thread(_fast(zg.table_run(zg.LogisticRegressionConfig(), schema)), path)
     stream = StreamConfig(by="day", growing=20_000)
     add_peers(report, "drift", path, columns=columns, models=models, stream=stream)
 
 
 def add_movielens(report: Report) -> None:
     """Stream MovieLens-1M by month."""
-    path = fetch_movielens() / "ratings.parquet"
+    path = fetch_movielens()
     schema = movielens_schema()
     columns = {
         "ids": [each.name for each in schema.features if isinstance(each, zg.Categorical)],
@@ -319,8 +319,13 @@ def add_movielens(report: Report) -> None:
 
 
 def _movielens_regression() -> RunConfig:
-    run = recipe_named("movielens_dlrm")
-    return dataclasses.replace(run, model=zg.LogisticRegressionConfig())
+    return _fast(dataclasses.replace(recipe_named("movielens_dlrm"), model=zg.LogisticRegressionConfig()))
+
+
+def _fast(run: RunConfig) -> RunConfig:
+    """The run with the rates by which a sum of weights learns in one pass; those of recipes are for networks."""
+    training = dataclasses.replace(run.training, learning_rate=0.01, table_learning_rate=0.2)
+    return dataclasses.replace(run, training=training)
 
 
 def _one_thread(run: RunConfig, path: Path) -> RunConfig:
