@@ -23,6 +23,7 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat, RawSource
+from ziggurat.data.streams.brokers import is_broker
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
 from ziggurat.embeddings import EmbeddingConfig, TableInit
 from ziggurat.embeddings.tables_config import TablesConfig
@@ -251,10 +252,10 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
 def fit_to_rows(config: RunConfig) -> RunConfig:
     """The run of a `table_*` recipe with sizes and training for the rows of its files; any other config as it is.
 
-    Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the settings for
-    many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a first model of
-    few rows?", "Which sizes for a table of few rows?" and "Does the training of a table of 300,000 rows stop on the
-    plateau of single features?", and the same of 600,000 and 1,500,000.
+    Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, or of a broker, which keeps the
+    settings for many rows. What they were chosen by stands in docs/experiments, "Which optimizer and patience for a
+    first model of few rows?", "Which sizes for a table of few rows?" and "Does the training of a table of 300,000 rows
+    stop on the plateau of single features?", and the same of 600,000 and 1,500,000.
 
         rows            sizes, batch               tables                          epochs, patience
         to 10,000       small, 64                  sparse Adam at 0.01             2,500 steps (20 to 40 epochs), 3
@@ -273,7 +274,7 @@ def fit_to_rows(config: RunConfig) -> RunConfig:
     Raises:
         DataError: a file of the training data is absent or cannot be read.
     """
-    if not _is_fitted(config) or not config.data.train:
+    if not _is_fitted(config) or not config.data.train or any(map(is_broker, config.data.train)):
         return config
     rows = RawSource(config.data.train, format=config.data.format, text=config.data.text).num_rows_hint()
     if rows is None or rows > MEDIUM_ROWS:

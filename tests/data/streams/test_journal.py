@@ -100,6 +100,7 @@ def test_a_line_that_a_kill_has_torn_never_was(tmp_path: Path) -> None:
         states.append(copy.deepcopy(journal))
     lines = (tmp_path / "stream.jsonl").read_bytes()
     second = lines.index(b"\n") + 1
+    again = kept
     for end in range(second + 1, len(lines) - 1):
         (tmp_path / "stream.jsonl").write_bytes(lines[:end])
         again = JournalFile(tmp_path)

@@ -57,7 +57,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         config,
         folder=folder,
         stream=windows,
-        follow=FollowConfig() if options.follow else None,
+        follow=FollowConfig(idle_close_s=_seconds(options.idle_close_s)) if options.follow else None,
         plan=Plan.load(options.plan) if options.plan else None,
         progress=show_progress(verbose=options.verbose),
         hooks=hooks_named(options.hook),
@@ -111,6 +111,18 @@ def _number(text: str) -> int:
         ) from error
 
 
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found < float("inf"):
+        raise ConfigError(
+            expected="seconds, 0 for never", found=repr(text), where="--idle-close-s", ways_out="--idle-close-s 600"
+        )
+    return found
+
+
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `stream`."""
     parser.add_argument("recipe", help="name of a recipe (see `ziggurat recipes`); table_* for files of yours")
@@ -128,7 +140,16 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until", metavar="MOMENT", default="", help="rows from here on are left out")
     parser.add_argument(
-        "--follow", action="store_true", help="wait for files that come into the folder, until SIGTERM or Ctrl-C"
+        "--follow",
+        action="store_true",
+        help="wait for files that come into the folder, or messages of the broker, until SIGTERM or Ctrl-C",
+    )
+    parser.add_argument(
+        "--idle-close-s",
+        metavar="SECONDS",
+        default="0",
+        help="with --follow: windows are done, too, when no row has come for so long; later ones of them are late "
+        "(default: never)",
     )
     parser.add_argument(
         "--late",
@@ -167,7 +188,8 @@ STREAM = Verb(
         "bit; so does one whose folder has new files.\nexamples:\n"
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day --follow\n"
-        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000"
+        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000\n"
+        "  ziggurat stream table_dlrm --data.train redis://localhost:6379/clicks --schema my.toml --by hour --follow"
     ),
     add_arguments=add_stream_arguments,
     run=stream,

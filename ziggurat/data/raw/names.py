@@ -18,7 +18,8 @@ from urllib.parse import unquote
 from ziggurat.commands import pasted, python_line
 from ziggurat.data.raw.bad_rows import BadReason, BadRow
 from ziggurat.data.raw.saved_datasets import saved_files
-from ziggurat.errors import DataError, MissingFileError, SchemaError, ZigguratError, nearest_names
+from ziggurat.data.streams.brokers import is_broker
+from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError, ZigguratError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _OUT_OF_SCHEMA = "take the feature out of the schema"
@@ -219,6 +220,7 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
 
     Raises:
         MissingFileError: nothing there.
+        ConfigError: the URL of a message broker.
         DataError: a store that does not answer, a saved data set of several splits, or a folder of this machine with
             data in folders below it that are no partitions.
     """
@@ -227,6 +229,13 @@ def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = 
         path = local_path(path)
     if isinstance(path, StoreFile):
         return [replace(path, copies=copies or path.copies)]
+    if is_broker(path):
+        raise ConfigError(
+            expected="files, folders or URLs of stores",
+            found="the URL of a message broker, which the verb `stream` alone reads from",
+            where=str(path),
+            ways_out=("ziggurat stream RECIPE --data.train URL", "write its messages into files first"),
+        )
     if is_url(path):
         found: list[DataPath] = list(files_at(str(path), is_wanted=lambda name: _is_data(name, known), copies=copies))
     elif (folder := Path(path)).is_dir():

@@ -11,6 +11,10 @@ A file is known by the SHA-256 of its content: one that arrives again, under its
 counted; one that has changed since its rows were taken is an error. Nothing is taken twice: rows are in the journal
 together with their file, whole or not at all, and what a killed process wrote without it is written again.
 
+Rows of a broker (`receiving.py`) come without a file. They are known by the broker's position behind them, which enters
+the journal together with them. Records of such rows are folded into one when the rows are gone: there is no end of
+them.
+
 Cost: raw files are read once more for their digest; the disk holds the raw rows that are not trained yet, compressed by
 LZ4. With windows of N rows the times of all files that arrive at once are in memory, 24 bytes a row.
 """
@@ -19,10 +23,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -33,7 +39,8 @@ from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.order_of_dates import order_of_dates
-from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.preprocess.values.times import readable_times
+from ziggurat.data.raw.bad_rows import BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
@@ -42,11 +49,41 @@ from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, sha256_of, writing_to
 from ziggurat.files.parquet import ParquetFile
-from ziggurat.files.stores import DataPath, facts_of
+from ziggurat.files.stores import DataPath, StoreFile, facts_of, is_url
 
 LATE = "late rows"
 _BLOCK_BYTES = 1 << 20  # of a file in a store that is digested
 _FILE_ROW = "file row:"  # no name of a feature has a colon
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedRows:
+    """Rows that came from a broker, and are taken together.
+
+    Args:
+        name: stands for a file in errors.
+        chunks: the rows, numbered from 0 on, without those that are none.
+        num_read: rows, with those that are none.
+        bad: those that are none.
+        position: behind the last one.
+        lost: messages before them that the broker no longer has.
+    """
+
+    name: str
+    chunks: tuple[RawChunk, ...]
+    num_read: int
+    bad: tuple[BadRow, ...] = ()
+    position: str
+    lost: int = 0
+
+    def frames(self, *, columns: Sequence[str]) -> Iterator[RawChunk]:
+        """Give the rows with these columns."""
+        for chunk in self.chunks:
+            yield replace(chunk, frame=chunk.frame.select(columns))
+
+    def num_rows_hint(self) -> int:
+        """Return the number of rows."""
+        return self.num_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +98,7 @@ class Taken:
         bad: rows of them that were put aside.
         again: files that were left out, as their content had arrived before.
         newest_s: the latest time of these rows in seconds since 1970; minus infinity where there is none.
+        lost: messages that the broker no longer had.
     """
 
     files: int = 0
@@ -70,6 +108,7 @@ class Taken:
     bad: int = 0
     again: tuple[str, ...] = ()
     newest_s: float = field(default=-np.inf, compare=False)
+    lost: int = 0
 
 
 class Arrivals:
@@ -98,6 +137,7 @@ class Arrivals:
         self._pending: list[Change] = []  # made, and not written yet
         self._rows = folder / "arrived"
         self._open = OpenFiles()
+        self._lock = threading.Lock()  # a thread that encodes ahead looks up records, which are folded meanwhile
         # Infinity until `take` gives another: then no row is too late for the clock.
         self._latest_s = np.inf
         self._newest_s = -np.inf  # of the files of one `take`
@@ -132,6 +172,9 @@ class Arrivals:
         self._may_begin_anew = not has_begun
 
     def _remember(self, file: ArrivedFile) -> None:
+        if file.position:
+            self._num_rows += file.rows
+            return  # known by the position
         self._by_place.setdefault(file.place, []).append(file)
         self._digests.add(file.sha256)
         self._num_rows += file.rows
@@ -186,7 +229,7 @@ class Arrivals:
         self._rows.mkdir(parents=True, exist_ok=True)
         if self._cut is None and self._has_time and new:
             self._date_order = order_of_dates(self._data, [file.path for file in new], column=self._schema.time)
-        dealt = self._dealt([file.path for file in new]) if self._config.rows else None
+        dealt = self._dealt([self._opener(file.path) for file in new]) if self._config.rows else None
         before = len(self.journal.files)
         for file in new:
             self._take_file(file, dealt=dealt, told=told)
@@ -266,24 +309,14 @@ class Arrivals:
         self._needed = Counter()
         self._num_dealt = 0
 
+    def _opener(self, path: DataPath) -> _Opener:
+        """Return how a file is opened for each look at its rows."""
+        return lambda bad_rows: self._data.source([path], bad_rows=bad_rows)
+
     def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
         path = file.path
-        number = len(self.journal.files)
-        first_row = self.num_rows
-        folder = self.folder / f"file-{number:05}"
-        # A process that was killed while it read this file has left its bad rows there.
-        shutil.rmtree(folder, ignore_errors=True)
-        counts = _Counts()
-        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
-            source = self._data.source([path], bad_rows=bad_rows)
-            total = source.num_rows_hint()
-            with _Spool(self._rows, number=number) as spool:
-                for chunk in source.frames(columns=self._schema.columns):
-                    self._deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
-                    told(f"read {path.name}", counts.rows, total)
-            bad = bad_rows.num_rows
-        rows = source.num_read
+        found = self._read_rows(self._opener(path), name=path.name, dealt=dealt, told=told)
         # Facts are compared after the read: rows of a file that grew meanwhile would belong to no digest.
         place, num_bytes, tag = file.facts
         if facts_of(path) != file.facts:
@@ -296,24 +329,125 @@ class Arrivals:
                     "write files elsewhere, and rename them into the folder when they are whole",
                 ),
             )
-        # Only now, when the file was read whole and has not changed: its pieces and its record enter together.
         arrived = ArrivedFile(
             path=str(path),
             place=place,
             num_bytes=num_bytes,
             tag=str(tag),
             sha256=file.sha256,
-            first_row=first_row,
-            rows=rows,
-            late=counts.late,
-            left_out=counts.left_out,
-            bad=bad,
+            first_row=self.num_rows,
+            rows=found.num_read,
+            late=found.counts.late,
+            left_out=found.counts.left_out,
+            bad=found.bad,
         )
-        self._place(arrived, spool.pieces, counts)
+        self._enter(arrived, found, dealt=dealt)
+
+    def receive(self, rows: ReceivedRows, *, latest_s: float = np.inf) -> Taken:
+        """Take rows of a broker, and the position behind them with them.
+
+        Args:
+            rows: those right behind `position`.
+            latest_s: as in `take`.
+
+        Raises:
+            DataError: a bad row (policy ERROR); times in another unit.
+        """
+        self._latest_s = latest_s
+        self._newest_s = -np.inf
+        self._rows.mkdir(parents=True, exist_ok=True)
+
+        def opened(bad_rows: BadRows) -> ReceivedRows:
+            for bad in rows.bad:
+                bad_rows.report(bad)
+            return rows
+
+        dealt = self._dealt([opened]) if self._config.rows else None
+        found = self._read_rows(opened, name=rows.name, dealt=dealt, told=lambda phase, done, total: None)
+        arrived = ArrivedFile(
+            path=rows.name,
+            place=rows.name,
+            num_bytes=0,
+            tag="",
+            sha256="",
+            first_row=self.num_rows,
+            rows=found.num_read,
+            late=found.counts.late,
+            left_out=found.counts.left_out,
+            bad=found.bad,
+            position=rows.position,
+            lost=rows.lost,
+        )
+        self._enter(arrived, found, dealt=dealt)
+        if dealt is not None:
+            self._apply(Change(num_dealt=self._num_dealt))
+        self._save()
+        return Taken(
+            files=1,
+            rows=arrived.rows,
+            late=arrived.late,
+            left_out=arrived.left_out,
+            bad=arrived.bad,
+            newest_s=self._newest_s,
+            lost=arrived.lost,
+        )
+
+    @property
+    def position(self) -> str:
+        """The position of the broker behind the rows that were received; "" before the first."""
+        return self.journal.files[-1].position if self.journal.files else ""
+
+    def covered(self, number: int) -> str:
+        """Return the broker's position up to which all rows belong to windows up to a number, or to none.
+
+        Args:
+            number: of a window.
+        """
+        first = self.journal.first_needed(number)
+        return self.journal.file(first - 1).position if first else ""
+
+    def would_finish(self, chunk: RawChunk) -> bool:
+        """Return whether rows that were received, and not taken, may finish the oldest open window, or begin the first.
+
+        Args:
+            chunk: of such rows.
+        """
+        journal = self.journal
+        if not journal.open or self._cut is None:
+            return True
+        if self._config.rows:
+            in_last = journal.num_dealt % self._config.rows
+            return journal.open[0].key == HISTORY or in_last + chunk.num_rows >= self._config.rows
+        times = readable_times(
+            chunk.frame[self._cut.clock.column], order=self._cut.clock.date_order, is_date=self._cut.clock.is_date
+        )
+        windows = self._cut.windows(times)
+        return bool((windows[windows < LEFT_OUT] > journal.open[0].key).any())
+
+    def _read_rows(self, opener: _Opener, *, name: str, dealt: _Dealt | None, told: ProgressCallback) -> _Read:
+        """Read rows, and write them by window; nothing of them is in the journal yet."""
+        number = self.journal.num_files
+        folder = self.folder / f"file-{number:05}"
+        # A process that was killed while it read these rows has left its bad rows there.
+        shutil.rmtree(folder, ignore_errors=True)
+        counts = _Counts()
+        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+            source = opener(bad_rows)
+            total = source.num_rows_hint()
+            with _Spool(self._rows, number=number) as spool:
+                for chunk in source.frames(columns=self._schema.columns):
+                    self._deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
+                    told(f"read {name}", counts.rows, total)
+            bad = bad_rows.num_rows
+        return _Read(num_read=source.num_read, bad=bad, counts=counts, pieces=spool.pieces)
+
+    def _enter(self, arrived: ArrivedFile, found: _Read, *, dealt: _Dealt | None) -> None:
+        """Enter rows and their record into the journal together: only now, when they were read whole."""
+        self._place(arrived, found.pieces, found.counts)
         self._remember(arrived)
         if dealt is not None:
             # What was dealt is one array over all files of the call; the next file goes on in it.
-            dealt.first_row += rows
+            dealt.first_row += arrived.rows
 
     def _deal(
         self, chunk: RawChunk, spool: _Spool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
@@ -473,13 +607,14 @@ class Arrivals:
     def _chunk(self, pieces: Sequence[tuple[Piece, pl.DataFrame]]) -> Iterator[RawChunk]:
         if not pieces:
             return
-        file = self.journal.files[pieces[0][0].file]
+        with self._lock:
+            file = self.journal.file(pieces[0][0].file)
         frame = pl.concat([each for _, each in pieces])
         rows = frame[_FILE_ROW].to_numpy()
         text = self._data.text
         yield RawChunk(
             frame=frame.drop(_FILE_ROW),
-            path=Path(file.path),
+            path=StoreFile(file.path) if is_url(file.path) else Path(file.path),
             # Behind a filter rows of the file have gaps, so `rows` below says each number again.
             first_row=int(rows[0]),
             # Positions over all files of the stream, by which a row is known for good.
@@ -539,13 +674,13 @@ class Arrivals:
         if not self._config.rows and not self._has_time:
             Cut.of(self._config, Clock())
 
-    def _dealt(self, paths: Sequence[DataPath]) -> _Dealt:
+    def _dealt(self, openers: Sequence[_Opener]) -> _Dealt:
         """Number the rows of files that arrive at once: windows of N rows are full in order of time."""
         parts: list[np.ndarray] = []
         windows: list[np.ndarray] = []
         with BadRows(self._data.bad_rows, folder=self.folder / "deal") as bad_rows:  # the second look reports them
-            for path in paths:
-                source = self._data.source([path], bad_rows=bad_rows)
+            for opener in openers:
+                source = opener(bad_rows)
                 # Without a time any column will do: only the number of rows is wanted.
                 column = self._schema.time or self._schema.columns[0]
                 times_of_file: list[np.ndarray] = []
@@ -589,7 +724,8 @@ class Arrivals:
         return _Dealt(windows=found)
 
     def _apply(self, change: Change) -> None:
-        self.journal.apply(change)
+        with self._lock:
+            self.journal.apply(change)
         self._pending.append(change)
 
     def _save(self, *, durable: bool = True) -> None:
@@ -608,6 +744,36 @@ class _NewFile:
     path: DataPath
     facts: tuple[str, int, int | str]
     sha256: str
+
+
+class _Source(Protocol):
+    """Rows that are read once more at each call of `frames`."""
+
+    @property
+    def num_read(self) -> int:
+        """Rows that `frames` has been through, bad ones included."""
+        ...
+
+    def frames(self, *, columns: Sequence[str]) -> Iterator[RawChunk]:
+        """Give the rows with these columns."""
+        ...
+
+    def num_rows_hint(self) -> int | None:
+        """Return the number of rows, if it is known before they are read."""
+        ...
+
+
+_Opener = Callable[[BadRows], _Source]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """What was read of a file, or received, and is in no journal yet."""
+
+    num_read: int
+    bad: int
+    counts: _Counts
+    pieces: list[tuple[int, Piece]]
 
 
 @dataclass(kw_only=True)

@@ -104,6 +104,8 @@ class ArrivedFile:
         late: rows that came too late.
         left_out: rows from --until on.
         bad: rows that were put aside.
+        position: of a broker, behind these rows, which are none of a file; "" of a file.
+        lost: messages before them that the broker no longer had.
     """
 
     path: str
@@ -116,6 +118,8 @@ class ArrivedFile:
     late: int = 0
     left_out: int = 0
     bad: int = 0
+    position: str = ""
+    lost: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +174,7 @@ class Journal:
         done_until: the latest time of windows of rows that are done.
         newest: the latest time of each window of rows that is open, by its key.
         forgotten: windows, from the first on, whose rows are gone, because no checkpoint needs them.
+        num_folded: records of received rows that became one, because their rows are gone: it is the first of `files`.
     """
 
     config: StreamConfig
@@ -186,6 +191,16 @@ class Journal:
     done_until: float | None = None
     newest: dict[str, float] = field(default_factory=dict)
     forgotten: int = 0
+    num_folded: int = 0
+
+    @property
+    def num_files(self) -> int:
+        """Files that have arrived, and times that rows of a broker did."""
+        return len(self.files) + max(self.num_folded - 1, 0)
+
+    def file(self, number: int) -> ArrivedFile:
+        """Return the record of a number; of one that was folded the one that it became."""
+        return self.files[max(number - max(self.num_folded - 1, 0), 0)]
 
     def apply(self, change: Change) -> None:
         """Make a change; its cost is that of the change, whatever is known already."""
@@ -219,6 +234,37 @@ class Journal:
             for window in self.done[self.forgotten : change.forgotten]:
                 window.pieces = []
             self.forgotten = change.forgotten
+            if self.files and self.files[0].position:
+                self._fold()
+
+    def first_needed(self, number: int) -> int:
+        """Return the number of the first record that windows behind a number, or late rows, have rows of.
+
+        Args:
+            number: of a window.
+        """
+        windows = (*self.done[number:], *self.open)
+        pieces = (piece for window in windows for piece in window.pieces)
+        return min((piece.file for piece in (*pieces, *self.late)), default=self.num_files)
+
+    def _fold(self) -> None:
+        """Make one record of those at the beginning that are of received rows, all of which are gone."""
+        shift = self.num_files - len(self.files)
+        # The newest stays as it is: it has the position.
+        gone = self.files[: max(min(self.first_needed(self.forgotten), self.num_files - 1) - shift, 0)]
+        if len(gone) < 2 or not all(file.position for file in gone):
+            return
+        folded = dataclasses.replace(
+            gone[-1],
+            first_row=gone[0].first_row,
+            rows=sum(file.rows for file in gone),
+            late=sum(file.late for file in gone),
+            left_out=sum(file.left_out for file in gone),
+            bad=sum(file.bad for file in gone),
+            lost=sum(file.lost for file in gone),
+        )
+        self.num_folded = shift + len(gone)
+        self.files = [folded, *self.files[len(gone) :]]
 
     def with_late(self, window: Window) -> Window:
         """Return a copy of a window with the rows that came too late for those before it."""

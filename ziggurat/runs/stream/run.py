@@ -242,7 +242,9 @@ class _Stream:
             ranks=ranks,
             progress=progress,
             follow=follow,
+            is_asked=lambda: asked.is_asked,
         )
+        self._ends: list[tuple[int, int]] = []  # windows that no checkpoint contains yet, and the step at their end
         self.records: WindowsFile | None = None  # of the first rank
 
     # ------------------------------------------------------------------------------------------------------- begin
@@ -352,6 +354,8 @@ class _Stream:
         hooks = [SaveWhenDue(), *([self._asked] if self._listens else []), *self._own]
         with self.trainer.over_windows(hooks=hooks):
             number = self._next()
+            self._ends.append((number - 1, self.trainer.position.step))
+            self._acknowledge()
             while not self._is_ending():
                 if self._windows.is_done(number, is_over=self._follow is None):
                     self._take(number)
@@ -359,6 +363,7 @@ class _Stream:
                 elif self._follow is None or not self._waited():
                     break
         self.trainer.store.wait()
+        self._acknowledge()
         if self.is_asked:
             self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
 
@@ -377,9 +382,10 @@ class _Stream:
         if not self._is_waiting:
             self._is_waiting = True
             self._progress.end()
-            self._progress.say(f"waiting for files: {', '.join(self._config.data.train)}")
+            self._progress.say(f"waiting for {self._windows.waits_for}")
             if self._ranks.is_first and self.records is not None and self.records.windows:
                 write_report(self._run.path)
+        self._acknowledge()
         if not self._windows.wait(is_asked=lambda: self._asked.is_asked):
             self.is_asked = True
             return False
@@ -422,7 +428,21 @@ class _Stream:
             self._say(number, train_s=time.perf_counter() - begin, steps=position.step - step)
         else:
             self._say(number, train_s=0.0, steps=0)
+        self._ends.append((number, self.trainer.position.step))
+        self._acknowledge()
         self._forget()
+
+    def _acknowledge(self) -> None:
+        """Tell the broker of rows that a checkpoint on the disk contains; it is written while training goes on."""
+
+        def acknowledge() -> None:
+            newest = max(complete_steps(self._run.checkpoints), default=-1)
+            covered = [number for number, step in self._ends if step <= newest]
+            self._ends = [(number, step) for number, step in self._ends if step > newest]
+            if covered:
+                self._windows.acknowledge(max(covered))
+
+        self._ranks.on_first(acknowledge)
 
     def _window(self, number: int) -> StreamWindow:
         opened = self._opened
@@ -510,7 +530,7 @@ class _Stream:
         )
 
     def close(self) -> None:
-        """End what goes on beside training."""
+        """End what goes on beside training, and the connection to a broker."""
         self._windows.close()
 
     def _forget(self) -> None:

@@ -1,7 +1,7 @@
 """StreamWindows: the windows of a stream as encoded data, one at a time, on every rank.
 
-    rank 0    look for files ─► take their rows ─► is the next window done? ─► encode it ─┐
-    others    wait ──────────────────────────────────────────────────────────────────────┴─► open it
+    rank 0    look for files, or ask a broker ─► take rows ─► is the next window done? ─► encode it ─┐
+    others    wait ─────────────────────────────────────────────────────────────────────────────────┴─► open it
 
 The first window is the history. Vocabularies and statistics are fitted to it once and then kept: what a number or an id
 means to the model does not change while it learns. Two encoded windows are on the disk at a time, the one that is open
@@ -27,8 +27,10 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.journal import JOURNAL_FILE
+from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
@@ -38,6 +40,7 @@ from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.history import doubts_about_history
+from ziggurat.runs.stream.reader import KeptReader
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import read_windows
 from ziggurat.training.report.progress import Progress
@@ -54,10 +57,12 @@ class FollowConfig:
     Args:
         poll_s: seconds between two looks.
         settle_s: seconds for which a file without an end of its own must stay as it is; see `finished_files.py`.
+        idle_close_s: seconds without a row after which windows that are open are called done; 0: never.
     """
 
     poll_s: float = 1.0
     settle_s: float = 2.0
+    idle_close_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +160,7 @@ class StreamWindows:
         ranks: all of them.
         progress: shows what is read and encoded.
         follow: how files are waited for; None: those that are there are all.
+        is_asked: whether somebody asks the first rank to end.
     """
 
     def __init__(
@@ -167,8 +173,12 @@ class StreamWindows:
         ranks: Ranks,
         progress: Progress,
         follow: FollowConfig | None = None,
+        is_asked: Callable[[], bool] = lambda: False,
     ) -> None:
         self._follow = follow
+        self._last_came_s = time.monotonic()
+        self._receiving: Receiving | None = None
+        broker = broker_of(data.train)
         self._finished = FinishedFiles(settle_s=0.0 if follow is None else follow.settle_s)
         self._said_waiting: tuple[str, ...] = ()
         self._run = run
@@ -187,13 +197,36 @@ class StreamWindows:
             has_begun = run.has_begun()
             if has_begun:
                 _refuse_gone(run)
+            kept = None if broker is None else KeptReader(run.stream)
             self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema, has_begun=has_begun)
             if has_begun:
                 _refuse_shorter_journal(run, self._arrivals)
+            if broker is not None and kept is not None:
+                kept.keep()  # where what arrived under other settings was removed
+                self._receiving = self._received_from(broker, kept, is_asked=is_asked)
             if not has_begun:  # fitted by a start that died, perhaps to other rows
                 shutil.rmtree(run.preprocessing, ignore_errors=True)
 
         ranks.on_first(begin)
+
+    def _received_from(self, broker: Broker, kept: KeptReader, *, is_asked: Callable[[], bool]) -> Receiving:
+        reader = Reader(
+            name=kept.name,
+            former=kept.former,
+            covered=kept.acknowledged,
+            say=self._progress.say,
+            is_asked=is_asked,
+        )
+        return Receiving(
+            broker,
+            self._data.train[0],
+            arrivals=self._held,
+            data=self._data,
+            schema=self._schema,
+            reader=reader,
+            follows=self._follow is not None,
+            note=kept.acknowledge,
+        )
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -216,12 +249,21 @@ class StreamWindows:
             self._progress.update(done, total=total)
 
         arrivals = self._held
-        taken = arrivals.take(self._files(), latest_s=self._latest_s, progress=told)
+        if self._receiving is None:
+            taken = arrivals.take(self._files(), latest_s=self._latest_s, progress=told)
+        else:
+            taken = self._receiving.look(latest_s=self._latest_s, told=told)
         if phase:
             self._progress.end()
         parts: list[str] = []
         if taken.files:
+            self._last_came_s = time.monotonic()
+        if taken.files and self._receiving is not None:
+            parts.append(f"{taken.rows:,} rows received{_behind(self._receiving.waiting())}")
+        elif taken.files:
             parts.append(f"{taken.rows:,} rows of {taken.files:,} new file{'s' if taken.files > 1 else ''}")
+        if taken.lost:
+            parts.append(f"warning: {taken.lost:,} messages before them were trimmed, and are lost")
         if taken.late:
             what = "trained in the window that they came in" if not arrivals.journal.dropped else "left out"
             parts.append(f"{taken.late:,} of them late, {what}")
@@ -291,6 +333,8 @@ class StreamWindows:
                 where=", ".join(self._data.train[:3]),
                 ways_out=(*ways, "name files with rows: --data.train"),
             )
+        if self._receiving is not None:
+            self._receiving.refuse_unseen(arrivals.chunks(arrivals.journal.done[0]))
         self._progress.begin("fit", total=arrivals.journal.done[0].rows)
         with BadRows(self._data.bad_rows, folder=self._run.stream / "fit") as bad_rows:
             fitted = Preprocessing.fit(self._schema, arrivals.chunks(arrivals.journal.done[0]), bad_rows=bad_rows)
@@ -309,9 +353,23 @@ class StreamWindows:
 
     def _is_done(self, number: int, *, is_over: bool) -> bool:
         arrivals = self._held
+        if len(arrivals.journal.done) < number and self._is_quiet():
+            is_over = True
         while len(arrivals.journal.done) < number:
             if not arrivals.finish_next(is_over=is_over):
                 return False
+        return True
+
+    def _is_quiet(self) -> bool:
+        """Return whether nothing has come for so long that open windows are called done."""
+        if self._follow is None or not self._follow.idle_close_s:
+            return False
+        for_s = self._follow.idle_close_s
+        if self._receiving is None:
+            return time.monotonic() - self._last_came_s >= for_s
+        if not self._receiving.is_quiet(for_s):
+            return False
+        self._receiving.flush(latest_s=self._latest_s)
         return True
 
     def open(self, number: int) -> StreamWindow:
@@ -345,8 +403,10 @@ class StreamWindows:
             self._ahead.begin(number, window)
 
     def close(self) -> None:
-        """End the thread that encodes ahead."""
+        """End the thread that encodes ahead, and the connection to a broker."""
         self._ahead.close()
+        if self._receiving is not None:
+            self._receiving.close()
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}"
@@ -420,17 +480,21 @@ class StreamWindows:
 
     def _facts(self) -> dict[str, str]:
         journal = self._held.journal
-        num_files = len(journal.files)
+        num_files = journal.num_files
         bad = sum(file.bad for file in journal.files)
         left_out = sum(file.left_out for file in journal.files)
         waiting = [*journal.done, *journal.open]
+        source = f"{num_files:,} raw file{'s' if num_files != 1 else ''}"
+        lost = sum(file.lost for file in journal.files)
         lines = {
-            "rows": f"{self._held.num_rows:,} from {num_files:,} raw file{'s' if num_files != 1 else ''}",
+            "rows": f"{self._held.num_rows:,} from {source if self._receiving is None else self._data.train[0]}",
             "split": f"windows by {journal.config.by}, {len(waiting):,} so far; vocabularies of {waiting[0].name}",
             "bad rows": f"{bad:,} without a time" if bad else "none",
         }
         if left_out:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
+        if lost:
+            lines["lost"] = f"{lost:,} messages that the broker had trimmed before they were read"
         return lines
 
     def refuse_no_rows(self, history: EncodedDataset | MemoryDataset) -> None:
@@ -474,6 +538,16 @@ class StreamWindows:
             folder=self._run.path,
         )
 
+    def acknowledge(self, number: int) -> None:
+        """Tell the broker that a checkpoint contains the rows of all windows up to a number; on the first rank."""
+        if self._receiving is not None:
+            self._receiving.acknowledge(number)
+
+    @property
+    def waits_for(self) -> str:
+        """Return what a stream that is followed waits for."""
+        return f"{'files' if broker_of(self._data.train) is None else 'messages'}: {', '.join(self._data.train)}"
+
     @property
     def _held(self) -> Arrivals:
         assert self._arrivals is not None, "the first rank alone has them"
@@ -489,3 +563,13 @@ class StreamWindows:
         while not is_asked() and time.monotonic() < deadline:
             time.sleep(min(_NAP_S, self._follow.poll_s))
         return not is_asked()
+
+
+def _behind(waiting: Waiting) -> str:
+    """Say how far a stream is behind, if it is."""
+    parts: list[str] = []
+    if waiting.messages:
+        parts.append(f"{waiting.messages:,} messages wait")
+    if waiting.behind_s and waiting.behind_s >= 1.0:
+        parts.append(f"{waiting.behind_s:,.0f} s behind the newest one")
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,85 @@
+"""KeptReader: the name under which a folder reads from a broker, and how far it has acknowledged.
+
+A broker gives each entry to one reader of a group, so a name must belong to one folder for good: it is machine, folder
+and a random number, kept in `stream/reader.json` before the broker hears it. A folder that lies elsewhere than it did
+was moved or copied. It gets a new name, and the one before is kept as a former one: if the first folder still reads,
+both see each other, and what a folder that was moved had left is its own again.
+
+How far was acknowledged is written before the broker hears it, too: entries up to there may be so, those behind are
+not.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import CheckpointError
+from ziggurat.files import Format
+from ziggurat.plain import as_group
+
+READER = Format(
+    name="ziggurat.stream_reader",
+    what="the name under which a stream reads from a broker",
+    error=CheckpointError,
+    ways_out=("restore the folder from a copy", "begin the stream anew in another folder"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    name: str
+    place: str
+    former: tuple[str, ...] = ()
+    acknowledged: str = ""
+
+
+class KeptReader:
+    """Who reads from a broker: this folder.
+
+    Args:
+        folder: of the stream's journal; the file is made at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "reader.json"
+        place = f"{socket.gethostname()}:{folder.parent.absolute()}"
+        found: _Record | None = None
+        if self._path.exists():
+            found = from_json(_Record, READER.read(self._path), where=str(self._path), error=CheckpointError)
+        if found is None or found.place != place:
+            former = () if found is None else (found.name, *found.former)
+            name = f"ziggurat:{place}:{secrets.token_hex(4)}"
+            acknowledged = "" if found is None else found.acknowledged
+            found = _Record(name=name, place=place, former=former, acknowledged=acknowledged)
+        self._record = found
+        self.keep()
+
+    def keep(self) -> None:
+        """Write it down."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        READER.write(self._path, as_group(to_json(self._record)))
+
+    def acknowledge(self, position: str) -> None:
+        """Write down that entries up to a position may be acknowledged from now on."""
+        if position != self._record.acknowledged:
+            self._record = replace(self._record, acknowledged=position)
+            self.keep()
+
+    @property
+    def name(self) -> str:
+        """The name of this folder."""
+        return self._record.name
+
+    @property
+    def former(self) -> tuple[str, ...]:
+        """Names that it had elsewhere."""
+        return self._record.former
+
+    @property
+    def acknowledged(self) -> str:
+        """The position up to which entries may be acknowledged."""
+        return self._record.acknowledged
