@@ -22,7 +22,7 @@ from ziggurat.cli.settings import add_short_forms, apply_settings, print_setting
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb, no_arguments
 from ziggurat.commands import pasted
-from ziggurat.config import override
+from ziggurat.config import from_json, override
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files.streams import say
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.demo.towers import RanksRow
     from ziggurat.runs.execute import RunResult
+    from ziggurat.runs.teachers.student import TeacherHistoryConfig
     from ziggurat.training.records.run_folder import RunFolder
 
 AUTO = "auto"
@@ -165,7 +166,14 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.teacher:
         from ziggurat.runs.teachers.student import with_teacher
 
-        config = with_teacher(config, options.teacher)
+        config = with_teacher(config, options.teacher, history=teacher_history(options))
+    elif options.teacher_history:
+        raise ConfigError(
+            expected="a side table, whose vectors are the history",
+            found=f"--teacher-history {options.teacher_history}, and no --teacher",
+            where="ziggurat train",
+            ways_out=("--teacher FOLDER, of `ziggurat teacher log`", "leave --teacher-history out"),
+        )
     if options.baseline:
         check_baseline(config)
     hooks = hooks_named(options.hook)
@@ -185,6 +193,20 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         print_line(f"next     {next_step}")
     _print_files(result)
     return 0
+
+
+def teacher_history(options: argparse.Namespace) -> TeacherHistoryConfig | None:
+    """Return the settings of a history of a teacher's vectors; None where none is asked for."""
+    from ziggurat.runs.teachers.student import TeacherHistoryConfig
+
+    if not options.teacher_history:
+        return None
+    given: dict[str, object] = {"key": options.teacher_history}
+    if options.teacher_history_length is not None:
+        given["length"] = options.teacher_history_length
+    if options.teacher_history_pooling is not None:
+        given["pooling"] = options.teacher_history_pooling
+    return from_json(TeacherHistoryConfig, given, where="ziggurat train, --teacher-history", error=ConfigError)
 
 
 def _next_step(config: RunConfig, folder: Path, *, words: Sequence[str]) -> str:
@@ -731,7 +753,19 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="short for --distil.head: single-head or aux-head learns from logged scores of a teacher",
     )
     parser.add_argument(
-        "--teacher", metavar="FOLDER", help="learn from scores that `ziggurat teacher log` has logged; needs --distil"
+        "--teacher",
+        metavar="FOLDER",
+        help="side table of `ziggurat teacher log`: learn from its scores (--distil), or read its vectors "
+        "(--teacher-history)",
+    )
+    parser.add_argument(
+        "--teacher-history",
+        metavar="COLUMN",
+        help="raw column of the user: what the teacher made of the user's earlier rows is one more feature",
+    )
+    parser.add_argument("--teacher-history-length", metavar="L", type=int, help="most vectors of a row (default: 16)")
+    parser.add_argument(
+        "--teacher-history-pooling", metavar="HOW", help="attention, or mean alone (default: attention)"
     )
     parser.add_argument(
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"

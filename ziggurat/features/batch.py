@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from ziggurat.features.batches.checks import validate_batch
@@ -57,7 +57,8 @@ class Batch:
         dense: (B, N) numbers after their transforms.
         single: (S, B) rows, feature-major.
         jagged: lists of rows for J features; those in `repeated` are not among them.
-        vectors: one (B, dim) tensor for each vector feature, by name.
+        vectors: one (B, dim) tensor for each vector feature, by name; of a history of vectors (B, words) int32, see
+            `VectorHistory`.
         sequences: groups of sequences that are not pooled, by name.
         repeated: groups of features of which each distinct combination of values is kept once; see `expanded`.
         labels: (B, L), FP64 where one is a number (`InputSpec.has_number_labels`); empty second axis when predicting.
@@ -77,7 +78,7 @@ class Batch:
     dense: Float32[Tensor, "B N"]
     single: Int64[Tensor, "S B"]
     jagged: JaggedRows = field(default_factory=JaggedRows.empty)
-    vectors: dict[str, Float32[Tensor, "B D"]] = field(default_factory=dict)
+    vectors: dict[str, Float32[Tensor, "B D"] | Int32[Tensor, "B W"]] = field(default_factory=dict)
     sequences: dict[str, SequenceGroup] = field(default_factory=dict)
     repeated: tuple[RepeatedRows, ...] = ()
     labels: Float[Tensor, "B L"]
@@ -114,7 +115,7 @@ class Batch:
             dense=torch.empty(0, len(inputs.dense)),
             single=rows.view(len(inputs.single), 0),
             jagged=JaggedRows.empty(),
-            vectors={spec.name: torch.empty(0, spec.dim) for spec in inputs.vectors},
+            vectors=zero_vectors(inputs, 0),
             sequences={spec.name: moments_group(rows, rows.new_zeros(1)) for spec in inputs.moments},
             labels=torch.empty(0, len(inputs.labels), dtype=_label_dtype(inputs)),
             weights=torch.empty(0) if inputs.has_weights else None,
@@ -302,6 +303,18 @@ class Batch:
             return pack(self, is_locked=torch.cuda.is_available()).to(device)
         # Row ids are for the ledger and for errors, which only the host asks for.
         return self.map(lambda tensor: tensor if tensor is self.row_ids else tensor.to(device, non_blocking=True))
+
+
+def zero_vectors(
+    inputs: InputSpec, size: int, *, device: torch.device | str = "cpu"
+) -> dict[str, Float32[Tensor, "B D"] | Int32[Tensor, "B W"]]:
+    """Return vectors of zeros for so many samples, and histories of none, as `Batch.vectors` holds them."""
+    return {
+        spec.name: torch.zeros(
+            size, spec.width, dtype=torch.float32 if spec.history is None else torch.int32, device=device
+        )
+        for spec in inputs.vectors
+    }
 
 
 def _label_dtype(inputs: InputSpec) -> torch.dtype:

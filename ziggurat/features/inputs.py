@@ -8,6 +8,7 @@ and embeddings are built from it, and from nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from ziggurat.features.growing import Growing
@@ -62,13 +63,65 @@ class JaggedSpec:
     max_length: Length = 1000
 
 
+class HistoryPooling(StrEnum):
+    """Ways to make one vector of a history of vectors."""
+
+    MEAN = "mean"  # of those there are
+    ATTENTION = "attention"  # the mean, and beside it a sum weighted by what the sample itself is about
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class VectorHistory:
+    """Up to `length` vectors a sample, the latest first, in the bytes in which they were logged.
+
+    A batch has them as (B, `words`) int32: how many there are, then `length` rows of `row_words`; what lies behind the
+    last vector is zero. `ops/vector_histories.py` packs and unpacks them.
+
+    Args:
+        length: most vectors of a sample.
+        dim: D, numbers of a vector.
+        format: row format of the vectors.
+        row_words: 4 bytes each, of a vector in this format.
+        pooling: what a model makes of them.
+    """
+
+    length: Length
+    dim: Dim
+    format: str
+    row_words: Dim
+    pooling: HistoryPooling = HistoryPooling.ATTENTION
+
+    @property
+    def words(self) -> int:
+        """Numbers of 4 bytes that a sample has in encoded data and in a batch."""
+        return 1 + self.length * self.row_words
+
+    @property
+    def pooled_dim(self) -> int:
+        """Numbers that the dense network reads: pooled vectors, and how many there were."""
+        return (self.dim if self.pooling is HistoryPooling.MEAN else 2 * self.dim) + 1
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class VectorSpec:
-    """A pretrained vector of `dim` floats a sample."""
+    """A vector of `dim` floats a sample: pretrained, or what a model pools of a history of vectors.
+
+    Args:
+        name: of the feature.
+        dim: numbers that the dense network reads.
+        history: what a batch holds in place of the vector; None: the vector itself, in float32.
+    """
 
     name: str
     dim: Dim
+    history: VectorHistory | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of 4 bytes that a sample has in encoded data and in a batch."""
+        return self.dim if self.history is None else self.history.words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +228,11 @@ class InputSpec:
     def fields(self) -> tuple[SingleSpec | JaggedSpec, ...]:
         """Every feature with one pooled embedding a sample, in canonical order."""
         return (*self.single, *(spec for spec in self.jagged if spec.pooling is not Pooling.NONE))
+
+    @property
+    def vector_histories(self) -> tuple[VectorSpec, ...]:
+        """Every vector that a model pools of a history of vectors."""
+        return tuple(spec for spec in self.vectors if spec.history is not None)
 
     @property
     def sequences(self) -> tuple[JaggedSpec, ...]:

@@ -273,7 +273,7 @@ class DIN(RankingModel):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Attention, then the MLP on x₀."""
-        return self.as_outputs(self.interact(embedded.dense, self.attended(embedded), embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, self.attended(embedded), self.vectors_of(embedded)))
 
     def attended(self, embedded: Embedded) -> Float[Tensor, "B X"]:
         """One embedding for each feature, in the order of `inputs.lookups`, the histories pooled by attention."""

@@ -216,7 +216,7 @@ class FinalNet(RankingModel):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """One block's logits, or the mean of two, which are then named as well."""
-        blocks = self.blocks(embedded.dense, embedded.fields, embedded.vectors)
+        blocks = self.blocks(embedded.dense, embedded.fields, self.vectors_of(embedded))
         if len(blocks) == 1:
             return self.as_outputs(blocks[0])
         # FP32 at least: blocks are compared with their mean in the loss.

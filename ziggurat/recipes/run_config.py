@@ -11,7 +11,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
-from ziggurat.data.teachers.join import joined_columns
+from ziggurat.data.teachers.join import with_teacher_columns
 from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
@@ -222,7 +222,7 @@ class RunConfig:
                 where="config, distil",
                 ways_out=("--distil none", "--self-distil none"),
             )
-        if self.data.teacher and not joined_columns(self.table_schema):
+        if self.data.teacher and not with_teacher_columns(self.table_schema):
             raise ConfigError(
                 expected="a schema with columns that the logged scores are joined as",
                 found=f"data.teacher = {self.data.teacher}, and none",

@@ -25,6 +25,7 @@ def teacher(options: argparse.Namespace, rest: list[str]) -> int:
         name=options.name,
         example=tuple(filter(None, options.example.split(","))),
         vectors=options.vectors,
+        history=options.history,
         watermark=options.watermark,
         bad_rows=BadRowPolicy(options.bad_rows),
         progress=show_progress(verbose=options.verbose),
@@ -61,6 +62,12 @@ def add_teacher_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         default="bf16",
         help="what the final representation is kept in: bf16, int8, or none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--history",
+        metavar="COLUMN",
+        default="",
+        help="raw column of the user: keeps user and time beside vectors, for students with --teacher-history",
     )
     parser.add_argument(
         "--watermark",

@@ -73,8 +73,9 @@ class BlockLayout:
         labels = [label_column(spec.name) for spec in inputs.labels] if with_labels else []
         self._extras = inputs.extras if with_labels else ()
         # Columns of several numbers a row, and how many: vectors, then extras.
-        self._wide = [(spec.name, spec.dim) for spec in inputs.vectors]
+        self._wide = [(spec.name, spec.width) for spec in inputs.vectors]
         self._wide += [(extra_column(spec.name), max(spec.dim, 1)) for spec in self._extras]
+        self._words = frozenset(spec.name for spec in inputs.vector_histories)
         self._names = {
             "row_ids": ([ROW_COLUMN], np.int64),
             "groups": ([GROUP_COLUMN] if inputs.has_groups else [], np.int64),
@@ -118,7 +119,7 @@ class BlockLayout:
             for names, dtype in self._names.values()
             for name in names
         ]
-        arrays += [np.empty((num_rows, width), np.float32) for _, width in self._wide]
+        arrays += [np.empty((num_rows, width), self._type_of(name)) for name, width in self._wide]
         for dtype in (np.int32, np.int64):
             arrays += [np.empty(num_rows, dtype) for _ in range(self._num_lists)]
         return Columns(arrays)
@@ -173,7 +174,7 @@ class BlockLayout:
         if not len(runs):
             return deduplicate(self._empty_batch(), self.groups) if self.groups else self._empty_batch()
         size = int(runs[:, 2].sum())
-        wide = {name: np.empty((size, width), np.float32) for name, width in self._wide}
+        wide = {name: np.empty((size, width), self._type_of(name)) for name, width in self._wide}
         lists = np.empty((2 if self._num_lists else 0, self._num_lists, size), np.int64)  # lengths, starts
         made = {
             name: np.empty(self._shape(name, size), np.int64 if dtype is np.int32 else dtype)
@@ -197,6 +198,10 @@ class BlockLayout:
             },
         )
         return self._with_lists(batch, *lists, blocks=blocks, runs=runs) if self._num_lists else batch
+
+    def _type_of(self, wide: str) -> type[np.generic]:
+        """Return the type of a column of several numbers a row."""
+        return np.int32 if wide in self._words else np.float32
 
     def _shape(self, name: str, size: int) -> tuple[int, ...]:
         names = self._names[name][0]

@@ -14,7 +14,7 @@ values of a shuffle buffer lie in one array that is never moved; a batch copies 
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
 feature list<int32> (both int64 if ids of the table come and go, `InputSpec.numbered`), moments list<int64>, a vector
-fixed_size_list<float32>, `label:NAME` float32 (float64 where a label is a number, `InputSpec.has_number_labels`),
+fixed_size_list<float32>, a history of vectors fixed_size_list<int32> (`VectorHistory`), `label:NAME` float32 (float64 where a label is a number, `InputSpec.has_number_labels`),
 `extra:NAME` float32 or fixed_size_list<float32>, `weight:` float32, `group:` int64, `session:` int64 and `row:` int64,
 the position in the raw data. None is null; what an extra lacks is NaN. The session decides what a shuffle keeps
 together and is not in records.
@@ -76,7 +76,8 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     time = pa.field("item", pa.int64(), nullable=False)
     columns += [(spec.name, pa.list_(time)) for spec in inputs.moments]
     number = pa.field("item", pa.float32(), nullable=False)
-    columns += [(spec.name, pa.list_(number, spec.dim)) for spec in inputs.vectors]
+    word = pa.field("item", pa.int32(), nullable=False)
+    columns += [(spec.name, pa.list_(number if spec.history is None else word, spec.width)) for spec in inputs.vectors]
     if with_labels:
         columns += [(label_column(spec.name), label_type(inputs)) for spec in inputs.labels]
         columns += [(extra_column(spec.name), extra_type(spec.dim)) for spec in inputs.extras]
@@ -185,7 +186,8 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
         ("dense", "f4", (len(inputs.dense),)),
         ("labels", "f8" if inputs.has_number_labels else "f4", (len(inputs.labels) if with_labels else 0,)),
         ("weight", "f4", (1 if inputs.has_weights and with_labels else 0,)),
-        ("vectors", "f4", (sum(spec.dim for spec in inputs.vectors),)),
+        # Words of 32 bits, which are floats but of a history of vectors.
+        ("vectors", "i4", (sum(spec.width for spec in inputs.vectors),)),
         ("extras", "f4", (sum(max(spec.dim, 1) for spec in inputs.extras) if with_labels else 0,)),
         ("single", "i8" if inputs.numbered else "i4", (len(inputs.single),)),
     ]
@@ -237,9 +239,10 @@ def write_records(
             matrix[:, index] = column(names[index])
     first = 0
     for spec in inputs.vectors:
-        vectors = _one_array(table.column(spec.name)).flatten().to_numpy(zero_copy_only=True).reshape(-1, spec.dim)
-        target["vectors"][:, first : first + spec.dim] = vectors if keep is None else vectors[keep]
-        first += spec.dim
+        values = _one_array(table.column(spec.name)).flatten().to_numpy(zero_copy_only=True)
+        vectors = values.view(np.int32).reshape(-1, spec.width)
+        target["vectors"][:, first : first + spec.width] = vectors if keep is None else vectors[keep]
+        first += spec.width
     first = 0
     for spec in inputs.extras if target["extras"].shape[1] else ():
         width = max(spec.dim, 1)
@@ -291,8 +294,9 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     vectors: dict[str, Tensor] = {}
     first = 0
     for spec in inputs.vectors:
-        vectors[spec.name] = _copied(records["vectors"][:, first : first + spec.dim])
-        first += spec.dim
+        words = _copied(records["vectors"][:, first : first + spec.width])
+        vectors[spec.name] = words.view(torch.float32) if spec.history is None else words
+        first += spec.width
     extras: dict[str, Tensor] = {}
     first = 0
     for spec in inputs.extras if records["extras"].shape[1] else ():

@@ -42,7 +42,7 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_parts import TextPart
-from ziggurat.data.teachers.join import facts_of_teacher, joined_columns
+from ziggurat.data.teachers.join import facts_of_teacher, with_teacher_columns
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.growing import NUM_NUMBERS
 from ziggurat.features.labels import is_number
@@ -123,7 +123,7 @@ def fingerprint_of(
     files = [[facts_of(path) for path in paths] for paths in sources.by_split]
     settings = {name: value for name, value in config.to_state().items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
-    if config.teacher and joined_columns(schema):
+    if config.teacher and with_teacher_columns(schema):
         state["teacher"] = facts_of_teacher(config.teacher)
     if numbers is not None:
         state["numbers"] = {name: to_json(each) for name, each in sorted(numbers.items())}

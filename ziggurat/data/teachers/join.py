@@ -21,12 +21,22 @@ from jaxtyping import Float32
 
 from ziggurat.config import JSON
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.teachers.side_table import ExampleIndex, VersionFolder, example_ids, times_of, versions_in
+from ziggurat.data.teachers.history import HistoryJoin
+from ziggurat.data.teachers.side_table import (
+    ExampleIndex,
+    TeacherVersion,
+    VersionFolder,
+    example_ids,
+    times_of,
+    versions_in,
+)
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.date_order import DateOrder
+from ziggurat.features.kinds import TeacherHistory
 from ziggurat.features.schema import Schema, column_of
 
 AGE = "age"
+VECTORS = "vectors"
 _PREFIX = "teacher:"
 
 
@@ -43,6 +53,21 @@ def is_joined(column: str) -> bool:
 def joined_columns(schema: Schema) -> list[str]:
     """Return the columns of a schema that no raw file has, as the join makes them."""
     return [column for column in map(column_of, schema.extras) if is_joined(column)]
+
+
+def joined_histories(schema: Schema) -> list[TeacherHistory]:
+    """Return the features of a schema whose columns the join makes of logged vectors."""
+    return [each for each in schema.features if isinstance(each, TeacherHistory)]
+
+
+def teacher_of(feature: TeacherHistory) -> str:
+    """Return the name of the teacher whose vectors a feature holds."""
+    return column_of(feature).removeprefix(_PREFIX).rpartition(":")[0]
+
+
+def with_teacher_columns(schema: Schema) -> bool:
+    """Return whether a schema wants anything of a side table."""
+    return bool(joined_columns(schema) or joined_histories(schema))
 
 
 def facts_of_teacher(folder: str) -> list[JSON]:
@@ -75,21 +100,27 @@ class TeacherJoin:
         folder: the side table.
         schema: of the rows, with extras whose columns the join makes.
         date_order: of dates in its time column.
+        with_scores: False for rows that are scored, which need histories of vectors alone.
 
     Raises:
         SchemaError: the schema has no time.
         DataError: the side table is damaged.
     """
 
-    def __init__(self, folder: str, *, schema: Schema, date_order: DateOrder) -> None:
+    def __init__(self, folder: str, *, schema: Schema, date_order: DateOrder, with_scores: bool = True) -> None:
         require_time(schema)
         self._time = schema.time
         self._date_order = date_order
-        self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)]
+        self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)] if with_scores else []
         teachers = {name.rpartition(":")[0] for name in self._wanted}
-        versions = [each for each in versions_in(folder) if each.facts.teacher in teachers]
-        self._versions = sorted(versions, key=lambda each: each.facts.watermark, reverse=True)
+        versions = sorted(versions_in(folder), key=lambda each: each.facts.watermark, reverse=True)
+        self._versions = [each for each in versions if each.facts.teacher in teachers]
         columns = [column for each in self._versions for column in each.facts.example_columns]
+        self._histories = [
+            HistoryJoin(feature, versions=[each for each in versions if each.facts.teacher == teacher_of(feature)])
+            for feature in joined_histories(schema)
+        ]
+        columns += [each.feature.key for each in self._histories]
         self.columns = tuple(dict.fromkeys([self._time, *columns]))
 
     def check(self, known: Sequence[str], *, where: str) -> None:
@@ -124,14 +155,7 @@ class TeacherJoin:
         is_open_by_teacher: dict[str, np.ndarray] = {}
         for version in self._versions:
             facts = version.facts
-            if facts.is_calendar != is_calendar and not np.isnan(times_N).all():
-                kind = "dates, or units since 1970" if facts.is_calendar else "counts"
-                raise DataError(
-                    expected=f"times as the teacher's: {kind}",
-                    found="times that count from a moment of their own" if facts.is_calendar else "dates",
-                    where=chunk.where(0, column=self._time),
-                    ways_out=("write the times as the teacher's data has them", "leave --teacher out"),
-                )
+            self._refuse_other_times(chunk, times_N, is_calendar=is_calendar, facts=facts)
             is_open_N = is_open_by_teacher.setdefault(facts.teacher, np.ones(num_rows, dtype=np.bool_))
             rows_K = np.flatnonzero(is_open_N & (times_N > facts.watermark))
             if not len(rows_K):
@@ -151,8 +175,27 @@ class TeacherJoin:
             if age in found:
                 found[age][rows_T] = times_N[rows_T] - facts.watermark
         series = [pl.Series(_PREFIX + name, values).fill_nan(None) for name, values in found.items()]
+        for history in self._histories:
+            for facts in history.facts:
+                self._refuse_other_times(chunk, times_N, is_calendar=is_calendar, facts=facts)
+            words_NW = history.words(chunk, times_N, is_calendar=is_calendar)
+            series.append(pl.Series(column_of(history.feature), words_NW, dtype=pl.Array(pl.Int32, words_NW.shape[1])))
         frame = chunk.frame.with_columns(series) if chunk.frame.width else pl.DataFrame(series)
         return replace(chunk, frame=frame)
+
+    def _refuse_other_times(
+        self, chunk: RawChunk, times_N: np.ndarray, *, is_calendar: bool, facts: TeacherVersion
+    ) -> None:
+        """Refuse rows whose times cannot be compared with the watermark of a version."""
+        if facts.is_calendar == is_calendar or np.isnan(times_N).all():
+            return
+        kind = "dates, or units since 1970" if facts.is_calendar else "counts"
+        raise DataError(
+            expected=f"times as the teacher's: {kind}",
+            found="times that count from a moment of their own" if facts.is_calendar else "dates",
+            where=chunk.where(0, column=self._time),
+            ways_out=("write the times as the teacher's data has them", "leave --teacher out"),
+        )
 
 
 @lru_cache(maxsize=64)  # shards are read by several threads, and share what was logged

@@ -4,7 +4,7 @@
       large/                       a teacher
         5f0c91ab22de/              a version of it: a digest of its weights
           version.json             watermark, labels, columns of the example id, format of the vectors
-          part-00000.parquet       example │ teacher │ version │ watermark │ logit:click │ vector
+          part-00000.parquet       example │ teacher │ version │ watermark │ logit:click │ vector │ key │ time
 
 An *example* is known by a digest of some raw columns, of the schema's features and its time unless others are named: 16
 bytes of BLAKE2b of their texts. Text files and typed ones give the same digest for ids and texts; numbers with a
@@ -45,6 +45,8 @@ VERSION = Format(
 _VERSION_FILE = "version.json"
 _EXAMPLE = "example"
 _VECTOR = "vector"
+_KEY = "key"
+_TIME = "time"
 _DIGEST_BYTES = 16
 _LOGIT = "logit:"
 
@@ -63,6 +65,7 @@ class TeacherVersion:
         is_calendar: whether the watermark is in seconds since 1970.
         vectors: row format of the vectors; "" without.
         vector_dim: numbers of a vector.
+        history_key: raw column of the user, of versions that keep user and time of each example (`history.py`); "".
     """
 
     teacher: str
@@ -74,6 +77,7 @@ class TeacherVersion:
     is_calendar: bool
     vectors: str = ""
     vector_dim: int = 0
+    history_key: str = ""
 
 
 def example_ids(chunk: RawChunk, columns: Sequence[str]) -> UInt64[np.ndarray, "N 2"]:
@@ -185,7 +189,13 @@ class VersionFolder:
         return ExampleIndex(np.concatenate(ids)), np.concatenate(columns)
 
     def write_part(
-        self, ids: UInt64[np.ndarray, "N 2"], logits: Float32[np.ndarray, "N L"], vectors: np.ndarray | None
+        self,
+        ids: UInt64[np.ndarray, "N 2"],
+        logits: Float32[np.ndarray, "N L"],
+        vectors: np.ndarray | None,
+        *,
+        keys: UInt64[np.ndarray, " N"] | None = None,
+        times: Float[np.ndarray, " N"] | None = None,
     ) -> Path:
         """Write examples as the next file, which appears when it is complete.
 
@@ -193,6 +203,8 @@ class VersionFolder:
             ids: none of which is in another part.
             logits: of each label.
             vectors: rows in the format of the version, as bytes; None without.
+            keys: digest of the user of each, of a version with a history key.
+            times: of each, beside the keys.
         """
         facts = self.facts
         columns: dict[str, pa.Array] = {_EXAMPLE: _fixed(ids.view(np.uint8).reshape(len(ids), _DIGEST_BYTES))}
@@ -203,6 +215,9 @@ class VersionFolder:
             columns[f"{_LOGIT}{label}"] = pa.array(np.ascontiguousarray(logits[:, index]))
         if vectors is not None:
             columns[_VECTOR] = _fixed(vectors)
+        if keys is not None:
+            columns[_KEY] = pa.array(keys)
+            columns[_TIME] = pa.array(times)
         existing = self.parts
         number = int(existing[-1].stem.rpartition("-")[2]) + 1 if existing else 0
         path = self.path / f"part-{number:05}.parquet"
@@ -214,6 +229,13 @@ class VersionFolder:
         """Return the vectors of a file as they were written: (N, bytes of a row)."""
         column = _read(part, [_VECTOR]).column(_VECTOR).combine_chunks()
         return _bytes_of(column)
+
+    def owners_of(
+        self, part: Path
+    ) -> tuple[UInt64[np.ndarray, "N 2"], UInt64[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+        """Return examples of a file, the digest of the user of each, and its time."""
+        table = _read(part, [_EXAMPLE, _KEY, _TIME])
+        return _ids_of(table), table.column(_KEY).to_numpy(), table.column(_TIME).to_numpy()
 
 
 def versions_in(folder: str | Path) -> list[VersionFolder]:

@@ -56,9 +56,16 @@ def validate_batch(batch: Batch, inputs: InputSpec, *, has_rows: bool = True, mu
                 expected=f"vectors of {', '.join(repr(each.name) for each in inputs.vectors)}",
                 found=", ".join(map(repr, batch.vectors)) or "none",
                 where="batch.vectors",
-                ways_out=f"give the batch vectors={{{spec.name!r}: a tensor of shape ({size}, {spec.dim})}}",
+                ways_out=f"give the batch vectors={{{spec.name!r}: a tensor of shape ({size}, {spec.width})}}",
             )
-        _expect_shape(f"vectors[{spec.name!r}]", batch.vectors[spec.name], (size, spec.dim))
+        _expect_shape(f"vectors[{spec.name!r}]", batch.vectors[spec.name], (size, spec.width))
+        if spec.history is not None and batch.vectors[spec.name].dtype is not torch.int32:
+            raise DataError(
+                expected="a history of vectors as words of 32 bits, as `pack_histories` makes them",
+                found=str(batch.vectors[spec.name].dtype),
+                where=f"batch.vectors[{spec.name!r}]",
+                ways_out="pack_histories(vectors_BLD, lengths_B, history=spec.history) of ziggurat.ops.vector_histories",
+            )
     _check_repeated(batch, inputs)
     if has_rows:
         # Expanded, so that an error names the sample and not a slice that several share.

@@ -6,6 +6,7 @@
     sequence      a list of ids, latest last
     vector        a pretrained vector
     moments       a list of times, latest last
+    teacher_history   vectors that a teacher has logged of earlier rows of the same user
 
 A kind of your own derives from `Feature` and is listed by `Feature.add` (docs/guides/extending.md).
 """
@@ -20,6 +21,7 @@ from ziggurat.features.kinds.moments import Moments
 from ziggurat.features.kinds.multi_hot import MultiHot
 from ziggurat.features.kinds.numbers import FittedNumbers, NumberFit
 from ziggurat.features.kinds.sequence import Sequence
+from ziggurat.features.kinds.teacher_history import TeacherHistory
 from ziggurat.features.kinds.vector import Vector
 from ziggurat.features.transforms import NumericTransform
 
@@ -29,6 +31,7 @@ Feature.add(MultiHot)
 Feature.add(Sequence)
 Feature.add(Vector)
 Feature.add(Moments)
+Feature.add(TeacherHistory)
 
 
 def feature_of_ids(name: str, *, column: str = "") -> Feature:
@@ -58,6 +61,7 @@ __all__ = [
     "RequestReader",
     "Sequence",
     "Spaces",
+    "TeacherHistory",
     "Vector",
     "feature_of_ids",
 ]

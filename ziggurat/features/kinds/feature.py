@@ -21,7 +21,7 @@ The encoded column has the name of the feature and one of five forms, which `spe
     NumberSpec     a number a sample                      (N,) float32
     SingleSpec     a row of a table a sample              (N,) int32
     JaggedSpec     any number of rows of a table          values and lengths
-    VectorSpec     `dim` numbers a sample                 (N, dim) float32
+    VectorSpec     `dim` numbers a sample                 (N, dim) float32; of a history of vectors (N, W) int32
     MomentsSpec    any number of times                    values and lengths, int64
 
 Loaders, caches, exchanges between ranks and models know these forms alone, so a kind that is added from outside needs
@@ -38,14 +38,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from ziggurat.config import JSON, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.features.date_order import DateOrder
-from ziggurat.features.inputs import JaggedSpec, MomentsSpec, NumberSpec, SingleSpec, VectorSpec
+from ziggurat.features.inputs import JaggedSpec, MomentsSpec, NumberSpec, SingleSpec, VectorHistory, VectorSpec
 from ziggurat.features.tables import Table
 from ziggurat.specification import Family
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
-    from jaxtyping import Float32, Float64
+    from jaxtyping import Float32, Float64, Int32
 
     from ziggurat.features.kinds.id_lists import IdLists
     from ziggurat.features.kinds.numbers import FittedNumbers
@@ -97,6 +97,10 @@ class Cells(Protocol):
 
     def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
         """Return a vector a row, zeros where missing."""
+        ...
+
+    def vector_histories(self, history: VectorHistory) -> Int32[np.ndarray, "N W"]:
+        """Return the packed vectors of each row, none where missing; of what the join made, or of lists of vectors."""
         ...
 
     def times(self, *, max_length: int, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO) -> Parsed:
@@ -216,10 +220,11 @@ class Feature(Family, ABC, family="kind of feature"):
         """Read the raw cells of a chunk of N rows.
 
         Returns:
-            One of five forms, whose values `encode` is given; everything else is refused with a `SchemaError`:
+            One of six forms, whose values `encode` is given; everything else is refused with a `SchemaError`:
 
                 a number a row      (N,) float64, NaN where missing; of one's own, or `cells.numbers()`
                 a vector a row      (N, dim) float32; of one's own, or `cells.vectors(dim)`
+                vectors a row       what `cells.vector_histories(history)` returned
                 an id a row         what `cells.ids()` or `cells.ids_of_buckets(numbers)` returned
                 a list of ids       what `cells.id_lists(settings, keep_last=…)` returned; with `lists=…` of lists that
                                     the kind itself made of the cells

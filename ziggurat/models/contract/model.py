@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ziggurat.embeddings.contract import Embeddings
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import ListSizes
+from ziggurat.models.blocks.vector_histories import VectorHistories
 from ziggurat.models.contract.losses import LossSums, in_label_units, labelled_weight, loss_sums
 from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
 from ziggurat.models.contract.step_draw import StepDraw
@@ -119,7 +121,8 @@ class Embedded:
         fields: (B, X) all pooled fields side by side: embeddings in the order of `inputs.fields`, or what towers
             make of them.
         sequences: the lists that are not pooled (`Pooling.NONE`), by feature name.
-        vectors: (B, dim) pretrained vectors, by feature name.
+        vectors: (B, dim) pretrained vectors, by feature name; of a history of vectors its packed words, see
+            `Model.vectors_of`.
         named: further tensors that the dense network reads; see `Model.further`.
     """
 
@@ -223,6 +226,7 @@ class Model(nn.Module, ABC):
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
         joined_lists: groups of lists and moments that have one length in every sample: all describe the same events.
+        pools_histories: True for a model whose dense network reads vectors by `vectors_of`.
         looks_up_drawn_rows: True for a model whose training looks up rows that its batch does not name.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
         slots: what stands in for parts of it.
@@ -237,6 +241,7 @@ class Model(nn.Module, ABC):
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
     joined_lists: tuple[tuple[str, ...], ...] = ()
     looks_up_drawn_rows: ClassVar[bool] = False
+    pools_histories: ClassVar[bool] = False
     draws: NegativesConfig | None = None
     student: Student | None
     embeddings: Embeddings
@@ -249,6 +254,37 @@ class Model(nn.Module, ABC):
         self.slots = Slots()
         # Not of the class: a submodule that is assigned later would stand behind it.
         self.student = None
+        self.histories = self._pools() if inputs.vector_histories else None
+
+    def _pools(self) -> VectorHistories:
+        """Return what pools histories of vectors.
+
+        Raises:
+            ConfigError: the dense network does not ask for them.
+        """
+        if not self.pools_histories:
+            names = ", ".join(spec.name for spec in self.inputs.vector_histories)
+            raise ConfigError(
+                expected="a model that pools histories of vectors",
+                found=f"{type(self).__name__}, and the history {names}",
+                where="features of the schema",
+                ways_out=(
+                    "take a model that scores rows, such as dcn_v2, dlrm or din",
+                    "leave --teacher-history out",
+                    "in a model of your own: pools_histories = True in the class, and in forward_dense "
+                    "self.vectors_of(embedded) in place of embedded.vectors",
+                ),
+            )
+        return VectorHistories(self.inputs, query_dim=len(self.inputs.dense) + sum(self.field_dims))
+
+    def vectors_of(self, embedded: Embedded) -> dict[str, Float[Tensor, "B V"]]:
+        """Return the vectors by feature name, of a history of vectors what is pooled of it.
+
+        Dense networks ask here, since pooling has weights of the dense network.
+        """
+        if self.histories is None:
+            return embedded.vectors
+        return self.histories(embedded.vectors, dense_BN=embedded.dense, fields_BX=embedded.fields)
 
     @property
     def field_dims(self) -> tuple[int, ...]:

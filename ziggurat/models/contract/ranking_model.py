@@ -40,6 +40,7 @@ class RankingModel(Model):
     """
 
     reads_sequences: ClassVar[bool] = False
+    pools_histories: ClassVar[bool] = True
     exploits_repeats: ClassVar[tuple[str, ...]] = ("lookups", "pooling")
 
     @check_arguments
@@ -55,7 +56,7 @@ class RankingModel(Model):
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The dense network on numbers, fields and vectors."""
-        return self.as_outputs(self.interact(embedded.dense, embedded.fields, embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, embedded.fields, self.vectors_of(embedded)))
 
     def output_biases(self) -> Sequence[Tensor]:
         """Those of the first-order term, else of the heads; a model whose output is another one says where they are."""

@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
+from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup, zero_vectors
 from ziggurat.features.jagged import moments_group
 from ziggurat.models.contract.model import Embedded, Model, Unpooled
 from ziggurat.models.contract.wrapped import WrappedModel
@@ -210,7 +210,7 @@ def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[st
         dense=torch.zeros(size, len(inputs.dense), device=device),
         fields=_leaf(size, sum(model.field_dims), device),
         sequences=sequences,
-        vectors={spec.name: torch.zeros(size, spec.dim, device=device) for spec in inputs.vectors},
+        vectors=zero_vectors(inputs, size, device=device),
     )
     if type(model).further is not Model.further:
         with torch.no_grad():
@@ -231,7 +231,7 @@ def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
         dense=torch.zeros(size, len(inputs.dense)),
         single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
         jagged=JaggedRows(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets),
-        vectors={spec.name: torch.zeros(size, spec.dim) for spec in inputs.vectors},
+        vectors=zero_vectors(inputs, size),
         sequences={
             spec.name: _moments(size, min(spec.max_length, lengths.get(spec.name, longest))) for spec in inputs.moments
         },

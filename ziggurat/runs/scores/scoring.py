@@ -45,6 +45,7 @@ from ziggurat.features.events import HISTORY
 from ziggurat.features.labels import Label
 from ziggurat.features.schema import OutOfRange, column_of, table_of
 from ziggurat.runs.scores.given_data import files_in
+from ziggurat.runs.teachers.rows import history_join_of, raw_columns, with_histories
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -255,7 +256,8 @@ def encoded_chunks(
     schema = run.preprocessing.schema
     # A column may serve several features, and is wanted once.
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
-    columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
+    join = history_join_of(run)
+    columns = raw_columns([*(schema.columns if with_labels else features), *keep], join=join)
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):
             text = run.reading.text
@@ -271,7 +273,7 @@ def encoded_chunks(
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
         try:
-            for chunk in chunks:
+            for chunk in with_histories(chunks, join):
                 encoded = run.preprocessing.encode(
                     chunk, bad_rows=collector, with_labels=with_labels, needs_extras=False
                 )

@@ -30,8 +30,9 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.streams.windows import Clock
+from ziggurat.data.teachers.history import keys_of
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, times_of
-from ziggurat.errors import ConfigError, FileError
+from ziggurat.errors import ConfigError, DataError, FileError
 from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
 from ziggurat.models.contract.losses import logits_among_all
@@ -41,6 +42,7 @@ from ziggurat.runs.execute import raw_files
 from ziggurat.runs.load import Run
 from ziggurat.runs.scores.given_data import check_data, files_in
 from ziggurat.runs.scores.scoring import CHUNK_ROWS, collecting_bad_rows, refuse_events
+from ziggurat.runs.teachers.rows import history_join_of, raw_columns, with_histories
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -74,6 +76,7 @@ def log_teacher(
     name: str = "",
     example: Sequence[str] = (),
     vectors: str = "bf16",
+    history: str = "",
     watermark: str = "",
     bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
     progress: Progress | None = None,
@@ -88,6 +91,7 @@ def log_teacher(
         name: of the teacher; "": that of the run's folder.
         example: raw columns that say which example a row is; (): those of all features, and the time.
         vectors: format of the final representation: bf16, int8, or none.
+        history: raw column of the user, by whom students read earlier vectors; "": they cannot.
         watermark: time of the newest row that the run has seen; "": read from its own training data.
         bad_rows: stop at one, or put it aside.
         progress: shows rows.
@@ -95,7 +99,7 @@ def log_teacher(
 
     Raises:
         ConfigError: the run has no final representation, no time, or no rows of its own that a watermark could be
-            read from.
+            read from; or a history is to be made of no vectors, or without a time.
         DataError: the side table is damaged, or was logged with other settings.
         FileError: another process logs the same version.
     """
@@ -111,6 +115,7 @@ def log_teacher(
             ways_out=f"--name {re.sub('[^A-Za-z0-9_-]+', '_', name) or 'teacher'}",
         )
     schema = run.preprocessing.schema
+    _check_history(run, history, vectors=vectors)
     maps = _closing_maps(run, vectors)
     dim = sum(linear.in_features for linear in maps)
     time, is_calendar = _watermark(run, watermark, progress)
@@ -127,6 +132,7 @@ def log_teacher(
         is_calendar=is_calendar,
         vectors="" if vectors == "none" else vectors,
         vector_dim=dim,
+        history_key=history,
     )
     folder = VersionFolder.begin(out, facts)
     lock = FileLock(folder.path / "lock")
@@ -159,15 +165,15 @@ def _log(
     known = folder.index()
     num_new = 0
     num_known = 0
-    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+    # Examples, logits, vectors, users, times.
+    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]] = []
 
     def write(*, least: int) -> None:
-        if sum(len(ids) for ids, _, _ in waiting) < least:
+        if sum(len(part[0]) for part in waiting) < least:
             return
-        ids = np.concatenate([part[0] for part in waiting])
-        logits = np.concatenate([part[1] for part in waiting])
-        vectors = [part[2] for part in waiting if part[2] is not None]
-        folder.write_part(ids, logits, np.concatenate(vectors) if vectors else None)
+        ids, logits, vectors, keys, times = (_joined(column) for column in zip(*waiting, strict=True))
+        assert ids is not None and logits is not None
+        folder.write_part(ids, logits, vectors, keys=keys, times=times)
         waiting.clear()
 
     progress.begin("log", total=None)
@@ -187,9 +193,11 @@ def _log(
                 part = chunk.filter(keep_N)
                 rows, logits, vectors = _scored(run, part, maps, facts.vectors, collector)
                 # Rows that were put aside have no score.
-                ids = ids_N[keep_N][np.searchsorted(part.global_rows, rows)]
+                at = np.searchsorted(part.global_rows, rows)
+                ids = ids_N[keep_N][at]
                 known.add(ids)
-                waiting.append((ids, logits, vectors))
+                keys, times = _owners(run, part, facts)
+                waiting.append((ids, logits, vectors, _at(keys, at), _at(times, at)))
                 num_new += len(ids)
                 write(least=rows_per_part)
             progress.update(done, total=None)
@@ -200,9 +208,56 @@ def _log(
 
 def _chunks(run: Run, data: object, facts: TeacherVersion, collector: BadRows) -> Iterator[RawChunk]:
     features = [column_of(feature) for feature in run.preprocessing.schema.features]
-    columns = tuple(dict.fromkeys([*features, *facts.example_columns]))
+    schema = run.preprocessing.schema
+    owners = [facts.history_key, schema.time] if facts.history_key else []
+    join = history_join_of(run)
+    columns = raw_columns([*features, *facts.example_columns, *owners], join=join)
     source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
-    return source.frames(columns=columns, chunk_rows=CHUNK_ROWS)
+    return with_histories(source.frames(columns=columns, chunk_rows=CHUNK_ROWS), join)
+
+
+def _owners(run: Run, part: RawChunk, facts: TeacherVersion) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the digest of the user of each row and its time, of a version whose vectors become histories."""
+    if not facts.history_key:
+        return None, None
+    times, is_calendar = times_of(part, run.preprocessing.schema.time, date_order=run.config.data.split.date_order)
+    if is_calendar != facts.is_calendar and not np.isnan(times).all():
+        raise DataError(
+            expected="times of the kind that the watermark is of",
+            found="dates, or units since 1970" if is_calendar else "times that count from a moment of their own",
+            where=part.where(0, column=run.preprocessing.schema.time),
+            ways_out=("name the watermark as the files write times: --watermark MOMENT", "leave --history out"),
+        )
+    return keys_of(part, facts.history_key), times
+
+
+def _joined(column: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    found = [each for each in column if each is not None]
+    return np.concatenate(found) if found else None
+
+
+def _at(values: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[places]
+
+
+def _check_history(run: Run, history: str, *, vectors: str) -> None:
+    """Refuse users without what makes their history."""
+    if not history:
+        return
+    if vectors == "none":
+        raise ConfigError(
+            expected="vectors, of which the history of a user consists",
+            found="--vectors none",
+            where="ziggurat teacher log, --history",
+            ways_out=("--vectors bf16", "leave --history out"),
+        )
+    if not run.preprocessing.schema.time:
+        raise ConfigError(
+            expected="a teacher whose schema has a time: a history is what was before a row",
+            found="a schema without a time",
+            where=f"{run.folder}, --history {history}",
+            ways_out=("leave --history out", 'train a teacher with time = "COLUMN" under [roles] of its schema'),
+        )
 
 
 @torch.no_grad()

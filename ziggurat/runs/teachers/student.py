@@ -4,43 +4,104 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import extra_column
-from ziggurat.data.teachers.join import AGE, is_joined, joined_column, require_time
+from ziggurat.data.teachers.history import HistoryJoin
+from ziggurat.data.teachers.join import AGE, VECTORS, is_joined, joined_column, require_time
 from ziggurat.data.teachers.side_table import versions_in
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.extras import Extra
+from ziggurat.features.inputs import HistoryPooling
+from ziggurat.features.kinds import TeacherHistory
+from ziggurat.ops.vector_histories import row_words_of
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.distillation import DistilHead
+from ziggurat.typed import Length, checked
 
 
-def with_teacher(config: RunConfig, folder: str | Path) -> RunConfig:
-    """Return the config of a run that learns from the teachers of a side table.
+@dataclass(frozen=True, kw_only=True)
+@checked
+class TeacherHistoryConfig:
+    """Settings of the vectors that a student reads of its users.
 
-    Its schema has an extra column for each teacher and label that both have, and one for the age of each teacher, which
-    are joined when data is prepared (`data/teachers/join.py`).
+    Args:
+        key: raw column of the user, by which the teacher was logged (`ziggurat teacher log --history`).
+        length: most vectors of a row.
+        pooling: what a model makes of them.
+    """
+
+    key: str
+    length: Length = 16
+    pooling: HistoryPooling = HistoryPooling.ATTENTION
+
+
+def with_teacher(config: RunConfig, folder: str | Path, *, history: TeacherHistoryConfig | None = None) -> RunConfig:
+    """Return the config of a run that learns from the teachers of a side table, or reads their vectors.
+
+    For distillation its schema has an extra column for each teacher and label that both have, and one for the age of
+    each teacher; for a history it has a feature for each teacher. They are joined when data is prepared
+    (`data/teachers/join.py`).
 
     Args:
         config: of the run; what learns is `distil.head`.
         folder: the side table.
+        history: of vectors that the run reads as a feature; None: it reads none.
 
     Raises:
-        ConfigError: nothing is to learn.
+        ConfigError: nothing is to learn, and nothing to be read.
         SchemaError: no teacher knows a label of the schema that is a probability, or the schema has no time.
-        MissingFileError, DataError: there is no side table, or it is damaged.
+        MissingFileError, DataError: there is no side table, it is damaged, or has no vectors by this column.
     """
-    if config.distil.head is DistilHead.NONE:
+    if config.distil.head is DistilHead.NONE and history is None:
         raise ConfigError(
-            expected="what learns from the teacher",
-            found="a teacher, and no --distil",
+            expected="what learns from the teacher, or reads its vectors",
+            found="a teacher, and neither --distil nor --teacher-history",
             where="--teacher",
-            ways_out=("--distil aux-head", "--distil single-head", "leave --teacher out"),
+            ways_out=(
+                "--distil aux-head",
+                "--distil single-head",
+                "--teacher-history COLUMN, of the user",
+                "leave --teacher out",
+            ),
         )
+    require_time(config.table_schema)
+    config = replace(config, data=replace(config.data, teacher=str(Path(folder).absolute())))
+    if history is not None:
+        config = _with_history(config, folder, history)
+    return config if config.distil.head is DistilHead.NONE else _with_scores(config, folder)
+
+
+def _with_history(config: RunConfig, folder: str | Path, wanted: TeacherHistoryConfig) -> RunConfig:
+    schema = config.table_schema
+    known = {feature.name for feature in schema.features}
+    features: list[TeacherHistory] = []
+    versions = versions_in(folder)
+    for teacher in dict.fromkeys(each.facts.teacher for each in versions):
+        own = [each for each in versions if each.facts.teacher == teacher]
+        newest = max(own, key=lambda each: each.facts.watermark).facts
+        feature = TeacherHistory(
+            name=re.sub(r"\W", "_", f"teacher_{teacher}_{VECTORS}"),
+            column=joined_column(teacher, VECTORS),
+            key=wanted.key,
+            length=wanted.length,
+            dim=newest.vector_dim or 1,
+            format=newest.vectors or "bf16",
+            row_words=row_words_of(newest.vectors or "bf16", newest.vector_dim or 1),
+            pooling=wanted.pooling,
+        )
+        # Refuses versions without vectors, without users, or of another size; and makes their index once for all.
+        HistoryJoin(feature, versions=own)
+        features.append(feature)
+    schema = replace(schema, features=(*schema.features, *(each for each in features if each.name not in known)))
+    return replace(config, table_schema=schema)
+
+
+def _with_scores(config: RunConfig, folder: str | Path) -> RunConfig:
     schema = config.table_schema
     labels = [label.name for label in schema.labels if label.task.has_positives]
     known = {extra.name for extra in schema.extras}
@@ -73,12 +134,10 @@ def with_teacher(config: RunConfig, folder: str | Path) -> RunConfig:
             where=str(folder),
             ways_out=("log a teacher that was trained on this label", "leave --teacher out"),
         )
-    require_time(schema)
     schema = replace(schema, extras=(*schema.extras, *(extra for extra in extras if extra.name not in known)))
     return replace(
         config,
         table_schema=schema,
-        data=replace(config.data, teacher=str(Path(folder).absolute())),
         distil=replace(config.distil, teachers=tuple(dict.fromkeys([*config.distil.teachers, *teachers]))),
     )
 

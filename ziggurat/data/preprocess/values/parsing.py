@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 import polars as pl
+import torch
 from jaxtyping import Float32, Float64, Int32, Int64
 
 from ziggurat.data.preprocess.fit.moments import read_moments
@@ -44,7 +45,8 @@ from ziggurat.data.raw.names import missing_column
 from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.date_order import DateOrder
-from ziggurat.features.kinds import IdLists
+from ziggurat.features.inputs import VectorHistory
+from ziggurat.features.kinds import IdLists, TeacherHistory
 from ziggurat.features.labels import YES_WORDS, is_number
 from ziggurat.features.schema import (
     MISSING_ROW,
@@ -63,6 +65,7 @@ from ziggurat.features.schema import (
     table_of,
 )
 from ziggurat.ops import logarithm
+from ziggurat.ops.vector_histories import pack_histories
 
 _UNKNOWN_WAYS = (
     "take rows without a label out of the file: nothing is learned from a label that nobody knows",
@@ -291,6 +294,7 @@ def _refuse_other_values(feature: Feature, values: object, *, num_rows: int) -> 
         is_plain = not isinstance(values, np.ma.MaskedArray)
         is_numbers = is_plain and values.ndim == 1 and values.dtype == np.float64
         is_known = is_numbers or (is_plain and values.ndim == 2 and values.dtype == np.float32)
+        is_known = is_known or (is_plain and isinstance(feature, TeacherHistory) and values.ndim == 2)
         found = f"{'an' if is_plain else 'a masked'} array {values.shape} of {values.dtype}"
         size = len(values)
     else:
@@ -332,6 +336,40 @@ def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
     if not chunk.has_column(name):
         raise missing_column(chunk.path, name, chunk.columns, asked=role)
     return chunk.column(name)
+
+
+def words_of_lists(series: pl.Series, history: VectorHistory) -> Int32[np.ndarray, "N W"]:
+    """Pack lists of vectors, the latest first, of a request or of a table in memory; null is none.
+
+    Raises:
+        SchemaError: the column holds anything else.
+    """
+    num_rows = len(series)
+    if series.null_count() == num_rows:
+        return np.zeros((num_rows, history.words), dtype=np.int32)
+    is_nested = isinstance(series.dtype, pl.List | pl.Array) and isinstance(series.dtype.inner, pl.List | pl.Array)
+    vectors = series.explode().drop_nulls() if is_nested else None
+    lengths_N = (
+        series.list.len().fill_null(0).to_numpy().astype(np.int64) if isinstance(series.dtype, pl.List) else None
+    )
+    if (
+        vectors is None
+        or lengths_N is None
+        or (lengths_N > history.length).any()
+        or ((vectors.list.len() if isinstance(vectors.dtype, pl.List) else vectors.arr.len()) != history.dim).any()
+    ):
+        raise SchemaError(
+            expected=f"lists of at most {history.length} vectors of {history.dim} numbers, the latest first",
+            found=f"{series.dtype}, such as {series.drop_nulls()[0]!s:.80}",
+            where=f"column {series.name!r}",
+            ways_out=("let the join make it: leave the column out of the rows", "send null where nothing is known"),
+        )
+    flat_VD = vectors.explode().cast(pl.Float32).to_numpy().reshape(-1, history.dim)
+    padded_NLD = np.zeros((num_rows, history.length, history.dim), dtype=np.float32)
+    rows_V = np.repeat(np.arange(num_rows), lengths_N)
+    places_V = np.arange(len(flat_VD)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
+    padded_NLD[rows_V, places_V] = flat_VD
+    return pack_histories(torch.from_numpy(padded_NLD), torch.from_numpy(lengths_N), history=history).numpy()
 
 
 class FeatureCells:
@@ -455,6 +493,13 @@ class FeatureCells:
     def vectors(self, dim: int) -> Float32[np.ndarray, "N dim"]:
         """Return a vector a row, zeros where missing."""
         return read_vectors(self.series, dim=dim, faults=self._faults, role=self._role)
+
+    def vector_histories(self, history: VectorHistory) -> Int32[np.ndarray, "N W"]:
+        """Return the packed vectors of each row, none where missing."""
+        series = self.series
+        if series.dtype == pl.Array(pl.Int32, history.words) and not series.null_count():
+            return series.to_numpy()
+        return words_of_lists(series, history)
 
     def times(self, *, max_length: int, seen: tuple[int, ...], date_order: DateOrder = DateOrder.AUTO) -> ParsedTimes:
         """Return a list of times a row, cut to its last times; dates count microseconds."""

@@ -170,7 +170,7 @@ class BST(RankingModel):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The transformer, then the MLP on x₀."""
         fields_BX = torch.cat([embedded.fields, self.encoded(embedded)], dim=1)
-        return self.as_outputs(self.interact(embedded.dense, fields_BX, embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, fields_BX, self.vectors_of(embedded)))
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
         """Return the transformer's encoding of history and candidate."""

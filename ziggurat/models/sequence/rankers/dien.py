@@ -268,7 +268,7 @@ class DIEN(RankingModel):
         named = {}
         if _NEGATIVES in embedded.named:
             named[_AUXILIARY] = self._auxiliary(states, events, embedded)
-        return self.as_outputs(self.interact(embedded.dense, fields_BX, embedded.vectors), named)
+        return self.as_outputs(self.interact(embedded.dense, fields_BX, self.vectors_of(embedded)), named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, and α times the auxiliary one."""

@@ -325,7 +325,7 @@ class OneTrans(RankingModel):
         if self.positions is not None:
             values_ND = values_ND + self.positions(events, named.get(AGES))
         events = replace(events, values=values_ND)
-        fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors).float()
+        fields_BTD = self._tokens(embedded.dense, embedded.fields, self.vectors_of(embedded)).float()
         for number, layer in enumerate(self.layers, start=1):
             kept = None
             if not self.config.kept(number, length=self.history.max_length):

@@ -265,7 +265,7 @@ class RankMixer(RankingModel):
         if self.history is not None and self.attention is not None:
             candidate_BE = self.history.candidate(embedded)
             fields_BX = torch.cat([fields_BX, self.attention(candidate_BE, self.history.events(embedded))], dim=1)
-        logits_BL, gates_B = self._mixed(embedded.dense, fields_BX, embedded.vectors)
+        logits_BL, gates_B = self._mixed(embedded.dense, fields_BX, self.vectors_of(embedded))
         return self.as_outputs(logits_BL, {} if gates_B is None else {_PENALTY: gates_B})
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:

@@ -185,7 +185,7 @@ class TransAct(RankingModel):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The transformer, then cross layers and the MLP on x₀."""
         fields_BX = torch.cat([embedded.fields, self.encoded(embedded)], dim=1)
-        return self.as_outputs(self.interact(embedded.dense, fields_BX, embedded.vectors))
+        return self.as_outputs(self.interact(embedded.dense, fields_BX, self.vectors_of(embedded)))
 
     def encoded(self, embedded: Embedded) -> Float[Tensor, "B O"]:
         """Encode the events that are not hidden with the transformer."""

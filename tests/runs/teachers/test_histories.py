@@ -1,0 +1,193 @@
+"""Histories of a teacher's vectors: only what was before a row, the same in training, scoring and serving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import ziggurat as zg
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers.history import keys_of
+from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.vector_histories import unpack_histories
+from ziggurat.precision import Precision
+from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.teachers.log import log_teacher
+from ziggurat.runs.teachers.student import TeacherHistoryConfig, with_teacher
+from ziggurat.training.distillation import DistilConfig, DistilHead
+
+SCHEMA = zg.Schema(
+    features=(zg.Categorical(name="user"), zg.Categorical(name="item")),
+    labels=(zg.Label(name="click"),),
+    time="at",
+)
+FIRST = 1_767_225_600  # 2026-01-01
+
+
+def rows(count: int = 400, *, seconds: int = 360, first: int = 0) -> pl.DataFrame:
+    n = pl.int_range(count, eager=True)
+    frame = pl.DataFrame({"user": n * 7 % 20, "item": n * 11 % 25})
+    return frame.with_columns(click=(n * 13 % 5 == 0).cast(pl.Int64), at=FIRST + first + n * seconds)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    zg.write_schema(SCHEMA, "my.toml")
+    return tmp_path
+
+
+def logged(
+    frame: pl.DataFrame,
+    vectors: np.ndarray,
+    *,
+    watermark: float,
+    version: str,
+    format: str = "bf16",
+    parts: int = 1,
+) -> None:
+    """Log vectors of examples by hand."""
+    facts = TeacherVersion(
+        teacher="seer",
+        version=version,
+        labels=("click",),
+        are_probabilities=(True,),
+        example_columns=("user", "item", "at"),
+        watermark=watermark,
+        is_calendar=True,
+        vectors=format,
+        vector_dim=vectors.shape[1],
+        history_key="user",
+    )
+    chunk = RawChunk.of(frame)
+    ids = example_ids(chunk, facts.example_columns)
+    coded = RowFormat.named(format).encode(torch.from_numpy(vectors).float())
+    bytes_NC = coded.reshape(-1).view(torch.uint8).reshape(len(coded), -1).numpy()
+    version_folder = VersionFolder.begin("teacher", facts)
+    keys = keys_of(chunk, "user")
+    times = frame["at"].to_numpy().astype(np.float64)
+    for part in np.array_split(np.random.default_rng(3).permutation(len(frame)), parts):
+        logits = np.zeros((len(part), 1), dtype=np.float32)
+        version_folder.write_part(ids[part], logits, bytes_NC[part], keys=keys[part], times=times[part])
+
+
+def student_config(*, file: str = "new.parquet", head: DistilHead = DistilHead.NONE) -> zg.RunConfig:
+    embedding = zg.EmbeddingConfig(kernel=KernelChoice.TORCH)
+    config = zg.table_run(zg.DNNConfig(embedding_dim=4, embedding=embedding), SCHEMA)
+    split = zg.SplitConfig(by=zg.SplitBy.TIME, valid_fraction=0.1, test_fraction=0.1)
+    training = replace(config.training, threads=1, precision=Precision.FP32)
+    return replace(
+        config, data=replace(config.data, train=(file,), split=split), training=training, distil=DistilConfig(head=head)
+    )
+
+
+def with_history(config: zg.RunConfig, *, length: int = 4) -> zg.RunConfig:
+    return with_teacher(config, "teacher", history=TeacherHistoryConfig(key="user", length=length))
+
+
+def histories(config: zg.RunConfig) -> list[np.ndarray]:
+    """The vectors of each row of the raw file, latest first."""
+    prepared = prepare_run(config)
+    [spec] = prepared.preprocessing.inputs.vector_histories
+    found: dict[int, np.ndarray] = {}
+    for dataset in (prepared.train, prepared.valid, prepared.test):
+        for index in range(len(dataset.group_sizes) if dataset is not None else 0):
+            table = dataset.read_group(index)
+            words = table.column(spec.name).combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
+            vectors, is_there = unpack_histories(torch.from_numpy(words.copy()), history=spec.history)
+            for row, vector, there in zip(table.column("row:").to_pylist(), vectors, is_there, strict=True):
+                found[row] = vector[there].numpy()
+    return [found[row] for row in range(len(found))]
+
+
+def expected(
+    new: pl.DataFrame, versions: list[tuple[pl.DataFrame, np.ndarray, float]], *, length: int
+) -> list[list[list[float]]]:
+    """The definition, row by row: versions newest first."""
+    answers = []
+    for user, at in zip(new["user"], new["at"], strict=True):
+        best: dict[tuple[int, int, int], list[float]] = {}
+        for frame, vectors, watermark in versions:
+            if watermark >= at:
+                continue
+            for owner, item, time, vector in zip(frame["user"], frame["item"], frame["at"], vectors, strict=True):
+                if owner == user and int(time) < int(at):
+                    best.setdefault((time, owner, item), vector.tolist())
+        latest = sorted(best, reverse=True)[:length]
+        answers.append([best[key] for key in latest])
+    return answers
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_row_gets_the_last_vectors_of_its_user_before_it(folder: Path, parts: int) -> None:
+    old, new = rows(200), rows(300, seconds=500)
+    new.write_parquet("new.parquet")
+    vectors = np.arange(400, dtype=np.float32).reshape(200, 2) / 2  # exact in BF16 up to 128
+    later = -vectors[:150]
+    logged(old, vectors, watermark=FIRST - 1.0, version="first", parts=parts)
+    logged(old[:150], later, watermark=FIRST + 40_000.0, version="second", parts=parts)
+    found = histories(with_history(student_config()))
+    rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
+    wanted = expected(new, [(old[:150], -rounded[:150], FIRST + 40_000.0), (old, rounded, FIRST - 1.0)], length=4)
+    assert [each.tolist() for each in found] == wanted
+    assert any(len(each) == 4 for each in wanted)
+    assert any(len(each) == 0 for each in wanted)
+
+
+def test_vectors_that_hold_the_labels_do_not_leak(folder: Path) -> None:
+    """A teacher that has seen a row, or scored it, gives the row nothing of it; nor does one that knows the future."""
+    new = rows(400, seconds=1)  # 20 rows a second apart for each user
+    new.write_parquet("new.parquet")
+    answers = new["click"].to_numpy().astype(np.float32)[:, None] * 2 - 1
+    logged(new, answers, watermark=FIRST + 200.0, version="seer")
+    found = histories(with_history(student_config(), length=3))
+    assert all(len(each) == 0 for each in found[:201])  # the version may know their answers
+    for row in range(201, 400):
+        own = [n for n in range(row) if new["user"][n] == new["user"][row]][::-1][:3]
+        assert found[row][:, 0].tolist() == answers[own, 0].tolist()
+
+
+def test_examples_of_the_same_second_are_left_out(folder: Path) -> None:
+    new = pl.DataFrame(
+        {"user": [1] * 40, "item": list(range(40)), "click": [0, 1] * 20, "at": [FIRST + 9] * 20 + [FIRST + 10] * 20}
+    )
+    new.write_parquet("new.parquet")
+    logged(new, np.arange(40, dtype=np.float32)[:, None], watermark=FIRST + 8.0, version="one")
+    config = student_config()
+    config = replace(config, data=replace(config.data, split=zg.SplitConfig(by=zg.SplitBy.RANDOM)))
+    found = histories(with_history(config, length=30))
+    assert [len(each) for each in found] == [0] * 20 + [20] * 20
+
+
+def teacher_run() -> zg.Run:
+    rows(seconds=180).write_parquet("old.parquet")
+    embedding = zg.EmbeddingConfig(kernel=KernelChoice.TORCH)
+    config = zg.table_run(zg.DNNConfig(embedding_dim=4, embedding=embedding), SCHEMA)
+    data = replace(config.data, train=("old.parquet",))
+    training = replace(config.training, threads=1, precision=Precision.FP32)
+    zg.train_run(replace(config, data=data, training=training), folder="big")
+    return zg.load_run("big")
+
+
+@pytest.mark.parametrize("head", [DistilHead.NONE, DistilHead.AUX_HEAD])
+@pytest.mark.parametrize("vectors", ["bf16", "int8"])
+def test_a_student_scores_files_as_it_scored_its_own_rows(folder: Path, head: DistilHead, vectors: str) -> None:
+    new = rows(first=180 * 400)
+    new.write_parquet("new.parquet")
+    log_teacher(teacher_run(), ["old.parquet", "new.parquet"], out="teacher", vectors=vectors, history="user")
+    zg.train_run(with_history(student_config(head=head)), folder="student")
+    run = zg.load_run("student")
+    own = run.evaluate_split("test")
+    new[360:].write_parquet("test.parquet")
+    given = run.evaluate(["test.parquet"])
+    assert given.metrics["log_loss"] == pytest.approx(own.metrics["log_loss"], abs=1e-6)
+    scores = run.predict(new[360:])
+    files = run.predict(["test.parquet"])
+    assert np.allclose(scores["click"], files["click"]) and len(set(scores["click"].to_list())) > 1
