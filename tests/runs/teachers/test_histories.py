@@ -13,6 +13,7 @@ import torch
 import ziggurat as zg
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.history import keys_of
+from ziggurat.data.teachers.join import joined_histories
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.ops.row_formats import RowFormat
@@ -96,15 +97,22 @@ def histories(config: zg.RunConfig) -> list[np.ndarray]:
     """The vectors of each row of the raw file, latest first."""
     prepared = prepare_run(config)
     [spec] = prepared.preprocessing.inputs.vector_histories
+    assert spec.history is not None
     found: dict[int, np.ndarray] = {}
-    for dataset in (prepared.train, prepared.valid, prepared.test):
-        for index in range(len(dataset.group_sizes) if dataset is not None else 0):
+    for dataset in filter(None, (prepared.train, prepared.valid, prepared.test)):
+        for index in range(len(dataset.group_sizes)):
             table = dataset.read_group(index)
             words = table.column(spec.name).combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
             vectors, is_there = unpack_histories(torch.from_numpy(words.copy()), history=spec.history)
             for row, vector, there in zip(table.column("row:").to_pylist(), vectors, is_there, strict=True):
                 found[row] = vector[there].numpy()
     return [found[row] for row in range(len(found))]
+
+
+def scores_of(run: zg.Run, data: object) -> np.ndarray:
+    found = run.predict(data)
+    assert isinstance(found, pl.DataFrame)
+    return found["click"].to_numpy()
 
 
 def expected(
@@ -188,6 +196,31 @@ def test_a_student_scores_files_as_it_scored_its_own_rows(folder: Path, head: Di
     new[360:].write_parquet("test.parquet")
     given = run.evaluate(["test.parquet"])
     assert given.metrics["log_loss"] == pytest.approx(own.metrics["log_loss"], abs=1e-6)
-    scores = run.predict(new[360:])
-    files = run.predict(["test.parquet"])
-    assert np.allclose(scores["click"], files["click"]) and len(set(scores["click"].to_list())) > 1
+    scores = scores_of(run, new[360:])
+    assert scores == pytest.approx(scores_of(run, ["test.parquet"]), abs=1e-7)
+    assert len(set(scores.tolist())) > 1
+
+
+@pytest.mark.parametrize("vectors", ["bf16", "int8"])
+def test_an_export_knows_the_history_of_its_users(folder: Path, vectors: str) -> None:
+    """Requests that bring no vectors are scored by those of the table, as rows of now are by the side table."""
+    new = rows(first=180 * 400)
+    new.write_parquet("new.parquet")
+    log_teacher(teacher_run(), ["old.parquet", "new.parquet"], out="teacher", vectors=vectors, history="user")
+    zg.train_run(with_history(student_config()), folder="student")
+    zg.export_run("student", out="served")
+    served = zg.Recommender.load("served")
+    run = zg.load_run("student")
+    asked = pl.DataFrame({"user": range(22), "item": range(22), "at": [FIRST + 10**7] * 22})
+    wanted = scores_of(run, asked)
+    requests = asked.select("user", "item").to_dicts()
+    ranker = served.chain.needed_ranker
+    found = ranker.score_rows(requests)[:, 0].numpy()
+    assert found == pytest.approx(wanted, abs=1e-6)
+    [feature] = joined_histories(ranker.schema)
+    none = ranker.score_rows([{**row, feature.column: []} for row in requests])[:, 0].numpy()
+    assert np.abs(none - found)[:20].max() > 1e-4  # the history of known users counts
+    assert none[20:] == pytest.approx(found[20:], abs=1e-7)  # strangers have none
+    own = [[0.5] * feature.dim] * 2
+    given = ranker.score_rows([{**row, feature.column: own} for row in requests])[:, 0].numpy()
+    assert np.abs(given - found)[:20].max() > 1e-4

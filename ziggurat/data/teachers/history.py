@@ -24,7 +24,7 @@ may be joined is ours).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,7 @@ import polars as pl
 import torch
 from jaxtyping import Bool, Float64, Int32, Int64, UInt8, UInt64
 
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
 from ziggurat.errors import DataError
@@ -52,8 +53,20 @@ _NO_KEY = 0  # of examples and rows without a user
 
 
 def keys_of(chunk: RawChunk, column: str) -> UInt64[np.ndarray, " N"]:
-    """Return a digest of the user of each row, `_NO_KEY` where there is none."""
-    series = chunk.column(column).cast(pl.String).fill_null("")
+    """Return a digest of the user of each row, `_NO_KEY` where there is none.
+
+    Raises:
+        DataError: the column cannot hold ids.
+    """
+    texts = canonical_text(chunk.column(column))
+    if texts is None:
+        raise DataError(
+            expected="a column of ids, by which users are known",
+            found=str(chunk.column(column).dtype),
+            where=chunk.where(0, column=column),
+            ways_out="name another column: ziggurat teacher log … --history COLUMN",
+        )
+    series = texts.fill_null("")
     # Users come again and again in a chunk, and each is hashed once.
     users = series.unique()
     digests = example_ids(RawChunk.of(pl.DataFrame({column: users})), [column])[:, 0]
@@ -224,6 +237,25 @@ class HistoryJoin:
             part = slice(first, first + _ROWS_AT_A_TIME)
             words_NW[part] = self._words(keys_N[part], times_N[part], before_N[part])
         return words_NW
+
+    def keys(self) -> UInt64[np.ndarray, " U"]:
+        """Return the digests of all users, in order."""
+        known = [np.unique(index.keys) for index in self._indices]
+        found = np.unique(np.concatenate(known)) if known else np.empty(0, dtype=np.uint64)
+        return found[found != _NO_KEY]
+
+    @property
+    def newest(self) -> float:
+        """Time of the newest example of all versions; −∞ where there is none."""
+        times = [float(np.nanmax(index.times)) for index in self._indices if len(index.times)]
+        return max(times, default=-np.inf)
+
+    def latest_words(self, keys_N: UInt64[np.ndarray, " N"]) -> Iterator[Int32[np.ndarray, "V W"]]:
+        """Yield the packed history of users as of now, whatever version wrote it, slice after slice."""
+        for first in range(0, len(keys_N), _ROWS_AT_A_TIME):
+            part = keys_N[first : first + _ROWS_AT_A_TIME]
+            end = np.full(len(part), np.inf)
+            yield self._words(part, end, end)
 
     def _words(
         self, keys_N: UInt64[np.ndarray, " N"], times_N: Float64[np.ndarray, " N"], before_N: np.ndarray

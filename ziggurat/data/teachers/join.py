@@ -123,6 +123,11 @@ class TeacherJoin:
         columns += [each.feature.key for each in self._histories]
         self.columns = tuple(dict.fromkeys([self._time, *columns]))
 
+    @property
+    def histories(self) -> Sequence[HistoryJoin]:
+        """What gives rows the packed vectors of each feature."""
+        return self._histories
+
     def check(self, known: Sequence[str], *, where: str) -> None:
         """Refuse files without the columns that examples are known by.
 

@@ -64,7 +64,7 @@ def validate_batch(batch: Batch, inputs: InputSpec, *, has_rows: bool = True, mu
                 expected="a history of vectors as words of 32 bits, as `pack_histories` makes them",
                 found=str(batch.vectors[spec.name].dtype),
                 where=f"batch.vectors[{spec.name!r}]",
-                ways_out="pack_histories(vectors_BLD, lengths_B, history=spec.history) of ziggurat.ops.vector_histories",
+                ways_out="pack_histories(vectors, lengths, history=spec.history) of ziggurat.ops.vector_histories",
             )
     _check_repeated(batch, inputs)
     if has_rows:

@@ -189,6 +189,11 @@ class Feature(Family, ABC, family="kind of feature"):
         return None
 
     @property
+    def about(self) -> str:
+        """The raw column that says what the values describe: its own, or that of whom they are joined to."""
+        return self.column or self.name
+
+    @property
     def table_name(self) -> str:
         """The table that the feature looks up, or "" for none."""
         return ""

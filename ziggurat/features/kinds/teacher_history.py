@@ -60,6 +60,11 @@ class TeacherHistory(Feature):
             length=self.length, dim=self.dim, format=self.format, row_words=self.row_words, pooling=self.pooling
         )
 
+    @property
+    def about(self) -> str:
+        """The column of the user."""
+        return self.key
+
     def spec(self) -> VectorSpec:
         """Return what the dense network reads, and the packed history that a batch holds."""
         return VectorSpec(name=self.name, dim=self.history.pooled_dim, history=self.history)

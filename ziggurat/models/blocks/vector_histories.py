@@ -5,8 +5,9 @@
     fields, numbers ─► q = W_q x                       ln(1 + n)/ln(1 + L) ──► 1 ─┘
 
 The mean says what the user is like, the attention what of it concerns this row: its query is everything else that is
-known of the row, as in target attention (DIN, arXiv 1706.06978); the paper on LoopFM ("user history sequence") leaves
-the network above the vectors to the student. r_l is learned for each place, so that late vectors may count more. Vectors
+known of the row, as in target attention (DIN, arXiv 1706.06978). LoopFM (arXiv 2605.29280) feeds "FM intermediate
+embeddings as input features (e.g., user history sequence)"; which network stands above them is not in the part of the
+paper that was at hand, so this one is ours. r_l is learned for each place, so that late vectors may count more. Vectors
 come from networks whose numbers have any size, so each is brought to mean 0 and variance 1 first. A sample without a
 history has zeros, and says so by its last number.
 

@@ -24,6 +24,7 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.written_numbers import WrittenColumns
+from ziggurat.data.teachers.join import TeacherJoin
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
@@ -31,6 +32,7 @@ from ziggurat.features.kinds import feature_of_ids
 from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.export.typed_columns import typed_columns
+from ziggurat.runs.teachers.rows import raw_columns, with_histories
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
 
 _USER = "user of the export"
@@ -47,6 +49,7 @@ class RunData:
         events: of a run on events, whose rows are samples: the events themselves; None: the rows are.
         users: of such a run: one row a user, as they are now; None: as the rows say last.
         more: features that the rows have beside those of the schema, for requests to a ranker behind the run.
+        join: gives rows the histories of their users; None: the run reads none.
     """
 
     config: DataConfig
@@ -55,6 +58,7 @@ class RunData:
     events: RunData | None = None
     users: RunData | None = None
     more: tuple[Feature, ...] = ()
+    join: TeacherJoin | None = None
 
     def source(self, paths: Sequence[str | DataPath] = ()) -> RawSource:
         """All rows of the run, or other files that are read in the same way."""
@@ -74,11 +78,12 @@ class RunData:
         source = self.source()
         schema = self.schema
         quota = -(-num_rows // len(source.paths))
-        columns = tuple(dict.fromkeys((*schema.columns, *map(column_of, self.more))))
+        columns = raw_columns((*schema.columns, *map(column_of, self.more)), join=self.join)
         for path in source.paths:
             left = quota
             numbers = numeric_columns(schema)
-            for raw in self.source([path]).frames(columns=columns, numbers=numbers, chunk_rows=1 << 14):
+            frames = self.source([path]).frames(columns=columns, numbers=numbers, chunk_rows=1 << 14)
+            for raw in with_histories(frames, self.join):
                 chunk = raw.with_number_columns(schema.numbers)
                 mask = np.arange(chunk.num_rows) < left
                 yield chunk if mask.all() else chunk.filter(mask)

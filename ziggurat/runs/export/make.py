@@ -43,12 +43,14 @@ from ziggurat.runs.export.event_data import EventsWanted, event_data, known_item
 from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.golden_requests import golden_requests
+from ziggurat.runs.export.histories import write_histories
 from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, named_ranker, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.teachers.rows import history_join_of
 from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 from ziggurat.serving.answering.vector_encoder import VectorModel
@@ -141,6 +143,8 @@ def export_run(
         data = {part: _data_of(each, runs, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
         facts: dict[str, object] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
         facts |= _write_models(folder, runs, config, models, progress)
+        for part, each in data.items():
+            facts |= write_histories(each, folder / part, progress=progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
         asked.check(formula, catalogue=catalogue)
@@ -241,7 +245,8 @@ def _data_of(
 ) -> RunData:
     raw = raw_files(located(run.config, folder=run.folder), progress=progress)
     if run.config.table_schema.events is None:
-        return RunData(config=raw, schema=run.preprocessing.schema, bad_rows=bad_rows)
+        join = history_join_of(run)
+        return RunData(config=raw, schema=run.preprocessing.schema, bad_rows=bad_rows, join=join)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # As many rows as any of the later steps asks for, so that histories are made once.
     num_rows = max(config.parity_rows, 64 * config.golden)

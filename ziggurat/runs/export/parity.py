@@ -21,8 +21,10 @@ import polars as pl
 
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.values.parsing import vectors_of_words
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
+from ziggurat.features.kinds import TeacherHistory
 from ziggurat.features.schema import Feature, Schema, column_of
 from ziggurat.ops.written_decimals import frame_with_decimals
 from ziggurat.runs.export.data import RunData
@@ -216,7 +218,9 @@ def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...]
         # Lists of the same events are missing in the same rows, or their lengths would differ.
         if feature.name in together:
             cells = of_group[together[feature.name]].replace(1, 0)
-        cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))
+        # Without a history a request says so by an empty list: what is left out is looked up by the export.
+        nothing = pl.Series([[]], dtype=kind).first() if isinstance(feature, TeacherHistory) else None
+        cell = pl.when(pl.lit(cells) == 0).then(pl.lit(nothing, dtype=kind))
         if is_alone and feature.is_id and kind == pl.String and _is_free(schema, feature):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(_NEVER_SEEN))
         if is_alone and feature.id_lists is not None and isinstance(kind, pl.List):
@@ -238,6 +242,9 @@ def plain_columns(chunk: RawChunk, features: Iterable[Feature]) -> pl.DataFrame:
     """
     features = tuple(features)
     frame = chunk.frame.select(list(dict.fromkeys(map(column_of, features))))
+    frame = frame.with_columns(
+        vectors_of_words(frame[column_of(each)], each.history) for each in features if isinstance(each, TeacherHistory)
+    )
     if chunk.written.is_plain:
         return frame
     names = {column_of(each) for each in features if each.reads_numbers}

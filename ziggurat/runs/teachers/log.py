@@ -172,8 +172,10 @@ def _log(
         if sum(len(part[0]) for part in waiting) < least:
             return
         ids, logits, vectors, keys, times = (_joined(column) for column in zip(*waiting, strict=True))
-        assert ids is not None and logits is not None
-        folder.write_part(ids, logits, vectors, keys=keys, times=times)
+        assert ids is not None, "every part has examples"
+        assert logits is not None, "and logits"
+        owners = {} if keys is None else {"keys": keys, "times": times}
+        folder.write_part(ids, logits, vectors, **owners)
         waiting.clear()
 
     progress.begin("log", total=None)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenNumbers
 from ziggurat.features.batch import Batch
-from ziggurat.features.schema import Schema, column_of
+from ziggurat.features.schema import Schema
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join, stacked
 from ziggurat.serving.answering.unknown_of_rows import UnknownOfRow, unknown_of_rows
@@ -41,9 +41,10 @@ class Ranker:
         self.schema = packed.preprocessing.schema
         self.inputs = packed.preprocessing.inputs
         self.labels = tuple(label.name for label in self.inputs.labels)
-        of_item = [each.name for each in self.schema.features if column_of(each) in item_columns]
-        self.items = Side(packed.preprocessing, names=of_item)
-        self.users = Side(packed.preprocessing, names={each.name for each in self.schema.features} - set(of_item))
+        of_item = [each.name for each in self.schema.features if each.about in item_columns]
+        of_user = {each.name for each in self.schema.features} - set(of_item)
+        self.items = Side(packed.preprocessing, names=of_item, histories=packed.histories)
+        self.users = Side(packed.preprocessing, names=of_user, histories=packed.histories)
         self._encoded_items: EncodedSide | None = None
         self._row_of_item: Tensor | None = None  # in the encoded items; None: items are where their numbers are
 
@@ -123,6 +124,7 @@ class Ranker:
         parts: list[Tensor] = []
         for number, part in enumerate(frame.iter_slices(CHUNK_PAIRS)):
             # Errors name the row of the whole frame, not of this part.
+            part = self.packed.histories.added_to(part)
             batch = self.packed.preprocessing.batch(part, first_row=number * CHUNK_PAIRS, numbers=numbers)
             if unknown is not None:
                 unknown += unknown_of_rows(batch, self.inputs)

@@ -28,6 +28,7 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import MOMENT, SequenceGroup, moments_group
 from ziggurat.features.schema import table_of
+from ziggurat.serving.answering.histories import HistorySnapshots
 
 _CHUNK_ROWS = 65_536
 
@@ -38,9 +39,13 @@ class Side:
     Args:
         whole: the preprocessing of all features.
         names: of the features of this side; none are allowed.
+        histories: vectors of users, which no request brings.
     """
 
-    def __init__(self, whole: Preprocessing, *, names: Collection[str]) -> None:
+    def __init__(
+        self, whole: Preprocessing, *, names: Collection[str], histories: HistorySnapshots | None = None
+    ) -> None:
+        self._histories = histories or HistorySnapshots()
         schema = whole.schema
         features = tuple(feature for feature in schema.features if feature.name in names)
         self.names = tuple(feature.name for feature in features)
@@ -82,7 +87,7 @@ class Side:
             SchemaError, DataError, BoundsError: as `Preprocessing.encode`.
         """
         if self.preprocessing is not None:
-            return self.preprocessing.batch(frame, first_row=first_row)
+            return self.preprocessing.batch(self._histories.added_to(frame), first_row=first_row)
         return Batch(
             dense=torch.empty(num_rows, 0),
             single=torch.empty(0, num_rows, dtype=torch.int64),

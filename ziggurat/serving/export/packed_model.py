@@ -52,6 +52,7 @@ from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plain import JSON
 from ziggurat.plan import Towers
+from ziggurat.serving.answering.histories import HistorySnapshots
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.export.version_1 import decoded, layout, parts_of
 from ziggurat.typed import Kinds
@@ -109,6 +110,7 @@ class PackedModel:
         model: in evaluation mode.
         tables: what its tables are kept as.
         products: its dense products that are packed in few bits; None where all are FP32.
+        histories: vectors of users that a teacher has logged.
     """
 
     config: ModelConfig
@@ -117,6 +119,7 @@ class PackedModel:
     model: Model
     tables: TablesConfig = field(default_factory=TablesConfig)
     products: PackedProducts | None = None
+    histories: HistorySnapshots = field(default_factory=HistorySnapshots)
 
     @property
     def products_format(self) -> str:
@@ -224,6 +227,7 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
         model=model,
         tables=tables,
         products=products,
+        histories=HistorySnapshots.load(export, part, schema=preprocessing.schema),
     )
 
 

@@ -65,7 +65,7 @@ from ziggurat.features.schema import (
     table_of,
 )
 from ziggurat.ops import logarithm
-from ziggurat.ops.vector_histories import pack_histories
+from ziggurat.ops.vector_histories import pack_histories, unpack_histories
 
 _UNKNOWN_WAYS = (
     "take rows without a label out of the file: nothing is learned from a label that nobody knows",
@@ -370,6 +370,13 @@ def words_of_lists(series: pl.Series, history: VectorHistory) -> Int32[np.ndarra
     places_V = np.arange(len(flat_VD)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
     padded_NLD[rows_V, places_V] = flat_VD
     return pack_histories(torch.from_numpy(padded_NLD), torch.from_numpy(lengths_N), history=history).numpy()
+
+
+def vectors_of_words(series: pl.Series, history: VectorHistory) -> pl.Series:
+    """Return packed histories as lists of vectors, which `words_of_lists` packs into the same words."""
+    vectors_NLD, is_there_NL = unpack_histories(torch.from_numpy(series.to_numpy().copy()), history=history)
+    lists = [vectors_LD[:num].tolist() for vectors_LD, num in zip(vectors_NLD, is_there_NL.sum(dim=1), strict=True)]
+    return pl.Series(series.name, lists, dtype=pl.List(pl.List(pl.Float32)))
 
 
 class FeatureCells:
