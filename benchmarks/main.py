@@ -43,6 +43,7 @@ NAMES = {
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",
     "stream": "training window after window, each scored first, against one batch run over the same rows",
     "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
+    "distil_history": "a teacher's vectors of users' earlier rows (LoopFM) beside logged scores, on two made sets",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",

@@ -12,13 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
-from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
+from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorHistory, VectorSpec
 
+SAID = VectorHistory(length=2, dim=2, format="bf16", row_words=1)
 FULL = InputSpec(
     dense=("price", "age"),
     single=(SingleSpec(name="user", table="user"), SingleSpec(name="item", table="item")),
     jagged=(JaggedSpec(name="tags", table="item"), JaggedSpec(name="history", table="item", ordered=True)),
-    vectors=(VectorSpec(name="image", dim=3), VectorSpec(name="text", dim=1)),
+    vectors=(
+        VectorSpec(name="image", dim=3),
+        VectorSpec(name="said", dim=5, history=SAID),
+        VectorSpec(name="text", dim=1),
+    ),
     tables=(TableSpec(name="user", num_rows=1000), TableSpec(name="item", num_rows=1000)),
     labels=(LabelSpec(name="click"), LabelSpec(name="buy")),
     has_weights=True,
@@ -64,6 +69,7 @@ def full_table(num_rows: int, *, start: int = 0, with_labels: bool = True) -> pa
         "tags": pa.array(tags, pa.list_(pa.int32())),
         "history": pa.array(history, pa.list_(pa.int32())),
         "image": pa.FixedSizeListArray.from_arrays(image.ravel(), 3),
+        "said": pa.FixedSizeListArray.from_arrays(said_words(rows).ravel(), 3),
         "text": pa.FixedSizeListArray.from_arrays((rows * 0.5).astype(np.float32), 1),
         "group:": rows // 10,
         "row:": rows,
@@ -73,6 +79,15 @@ def full_table(num_rows: int, *, start: int = 0, with_labels: bool = True) -> pa
         columns["label:buy"] = (rows % 5 / 4).astype(np.float32)
         columns["weight:"] = (rows * 0.125).astype(np.float32)
     return pa.table(columns)
+
+
+def said_words(rows: np.ndarray) -> np.ndarray:
+    """Return the packed history of each row, of one vector at most.
+
+    Behind it are bits that are NaNs of all kinds where somebody takes them for floats.
+    """
+    nans = np.int64(0x7F800001) + rows % 1_000_000
+    return np.stack([rows % 2, rows, nans], axis=1).astype(np.int32)
 
 
 def written(

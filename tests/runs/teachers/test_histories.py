@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,27 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ziggurat as zg
+from ziggurat.cli.main import main
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.teachers.history import keys_of
+from ziggurat.data.teachers.history import HistoryIndex, index_of, keys_of
 from ziggurat.data.teachers.join import joined_histories
-from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
+from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, versions_in
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.inputs import HistoryPooling, VectorHistory, VectorSpec
+from ziggurat.models.blocks.vector_histories import HistoryPool
+from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.ops.vector_histories import unpack_histories
+from ziggurat.ops.vector_histories import pack_histories, row_words_of, unpack_histories
 from ziggurat.precision import Precision
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.teachers.log import log_teacher
 from ziggurat.runs.teachers.student import TeacherHistoryConfig, with_teacher
+from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.training.distillation import DistilConfig, DistilHead
 
 SCHEMA = zg.Schema(
@@ -224,3 +233,146 @@ def test_an_export_knows_the_history_of_its_users(folder: Path, vectors: str) ->
     own = [[0.5] * feature.dim] * 2
     given = ranker.score_rows([{**row, feature.column: own} for row in requests])[:, 0].numpy()
     assert np.abs(given - found)[:20].max() > 1e-4
+
+
+def test_an_index_is_made_again_when_parts_come_and_a_damaged_one_is_refused(folder: Path) -> None:
+    old = rows(200)
+    vectors = np.ones((200, 1), dtype=np.float32)
+    logged(old, vectors, watermark=FIRST - 1.0, version="one")
+    [version] = versions_in("teacher")
+    index = index_of(version)
+    assert len(index.keys) == 200
+    logged(rows(100, first=10**6), np.ones((100, 1), dtype=np.float32), watermark=FIRST - 1.0, version="one")
+    assert len(index_of(version).keys) == 300
+    [made] = version.path.glob("by_user-*")  # that of fewer parts is gone
+    shutil.copytree("teacher", "copy")
+    [copy] = versions_in("copy")
+    vectors_file = copy.path / made.name / "vectors.npy"
+    content = bytearray(vectors_file.read_bytes())
+    content[-1] ^= 1
+    vectors_file.write_bytes(bytes(content))
+    with pytest.raises(DataError, match="made again from the parts"):
+        index_of(copy)
+    shutil.rmtree(copy.path / made.name)
+    assert len(index_of(copy).keys) == 300
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    owners=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=30),
+    asked=st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 14)), min_size=1, max_size=10),
+    length=st.integers(1, 6),
+)
+def test_latest_is_what_a_loop_finds(
+    owners: list[tuple[int, int]], asked: list[tuple[int, int]], length: int, tmp_path: Path
+) -> None:
+    order = sorted(range(len(owners)), key=lambda at: owners[at])
+    index = HistoryIndex(
+        version=VersionFolder(tmp_path, None),  # type: ignore[arg-type]
+        keys=np.array([owners[at][0] + 1 for at in order], dtype=np.uint64),
+        times=np.array([float(owners[at][1]) for at in order]),
+        examples=np.arange(len(owners), dtype=np.uint64),
+        vectors=np.zeros((len(owners), 1), dtype=np.uint8),
+    )
+    keys = np.array([key + 1 for key, _ in asked], dtype=np.uint64)
+    places, is_there = index.latest(keys, np.array([float(time) for _, time in asked]), length=length)
+    for row, (key, time) in enumerate(asked):
+        own = [place for place, at in enumerate(order) if owners[at][0] == key and owners[at][1] < time]
+        assert places[row][is_there[row]].tolist() == own[::-1][:length]
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+@pytest.mark.parametrize("dim", [1, 5, 8])
+def test_packed_vectors_come_back_as_their_format_holds_them(format: str, dim: int) -> None:
+    history = VectorHistory(length=3, dim=dim, format=format, row_words=row_words_of(format, dim))
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.randn(7, 3, dim, generator=generator)
+    lengths = torch.tensor([0, 1, 2, 3, 3, 0, 1])
+    words = pack_histories(vectors, lengths, history=history)
+    assert words.shape == (7, history.words)
+    found, is_there = unpack_histories(words, history=history)
+    assert is_there.sum(dim=1).tolist() == lengths.tolist()
+    row_format = RowFormat.named(format)
+    rounded = row_format.decode(row_format.encode(vectors.reshape(-1, dim)), dim=dim).reshape(7, 3, dim)
+    assert torch.equal(found, rounded * is_there.unsqueeze(2))
+    assert torch.equal(pack_histories(found, lengths, history=history), words)  # and once more: the same bits
+    assert pack_histories(vectors[:0], lengths[:0], history=history).shape == (0, history.words)
+
+
+@pytest.mark.parametrize("pooling", HistoryPooling)
+def test_a_pool_is_what_a_loop_computes(pooling: HistoryPooling) -> None:
+    history = VectorHistory(length=4, dim=6, format="bf16", row_words=3, pooling=pooling)
+    torch.manual_seed(0)
+    pool = HistoryPool(history, query_dim=5)
+    query = torch.randn(6, 5)
+    vectors = torch.randn(6, 4, 6).bfloat16().float()
+    lengths = torch.tensor([0, 1, 2, 3, 4, 2])
+    found = pool(pack_histories(vectors, lengths, history=history), query)
+    assert found.shape == (6, history.pooled_dim)
+    for row, num in enumerate(lengths.tolist()):
+        own = [(v - v.mean()) / (v.var(unbiased=False) + 1e-5).sqrt() for v in vectors[row, :num]]
+        mean = sum(own) / num if num else torch.zeros(6)
+        parts = [mean]
+        if pooling is HistoryPooling.ATTENTION:
+            asked = pool.query.weight @ query[row] + pool.query.bias
+            scores = [(pool.key.weight @ v) @ asked / 4 + pool.places[at] for at, v in enumerate(own)]
+            weights = [score.exp() / sum(each.exp() for each in scores) for score in scores]
+            parts.insert(0, sum((w * v for w, v in zip(weights, own, strict=True)), torch.zeros(6)))
+        wanted = torch.cat([*parts, torch.tensor([np.log1p(num) / np.log1p(4)])])
+        assert torch.allclose(found[row], wanted.float(), atol=1e-5)
+
+
+def test_a_model_that_does_not_pool_histories_refuses_them() -> None:
+    class Own(Model):
+        def forward_dense(self, embedded: Embedded) -> Outputs:
+            return self.as_outputs(embedded.fields[:, :1])
+
+    class Pooling(Own):
+        pools_histories = True
+
+    plain = small_inputs(num_single=2)
+    history = VectorHistory(length=3, dim=4, format="bf16", row_words=2)
+    inputs = replace(plain, vectors=(VectorSpec(name="said", dim=history.pooled_dim, history=history),))
+    embeddings = zg.build_model(zg.DNNConfig(embedding_dim=4), plain, seed=0).embeddings
+    with pytest.raises(ConfigError, match="pools histories"):
+        Own(inputs, embeddings=embeddings)
+    batch = random_batch(plain, 5)
+    words = pack_histories(torch.randn(5, 3, 4), torch.tensor([0, 1, 2, 3, 3]), history=history)
+    model = Pooling(inputs, embeddings=embeddings)
+    found = model.vectors_of(model.embed(replace(batch, vectors={"said": words})))
+    assert found["said"].shape == (5, history.pooled_dim)
+
+
+def test_what_cannot_be_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows().write_parquet("new.parquet")
+    run = teacher_run()
+    with pytest.raises(ConfigError, match="--vectors none"):
+        log_teacher(run, ["old.parquet"], out="teacher", vectors="none", history="user")
+    log_teacher(run, ["old.parquet"], out="plain")
+    with pytest.raises(DataError, match="no users"):
+        with_teacher(student_config(), "plain", history=TeacherHistoryConfig(key="user"))
+    log_teacher(run, ["old.parquet"], out="teacher", history="user")
+    with pytest.raises(DataError, match="--teacher-history user"):
+        with_teacher(student_config(), "teacher", history=TeacherHistoryConfig(key="item"))
+    with pytest.raises(ConfigError, match="neither --distil nor --teacher-history"):
+        with_teacher(student_config(), "teacher")
+    words = ["table_dnn", "--data.train", "new.parquet", "--schema", "my.toml", "--teacher-history", "user"]
+    assert main(["train", *words]) != 0
+    assert "and no --teacher" in capsys.readouterr().err
+
+
+def test_the_commands_of_the_guide_train_and_serve_a_student(folder: Path) -> None:
+    new = rows(first=180 * 400)
+    new.write_parquet("new.parquet")
+    teacher_run()
+    assert main(["teacher", "log", "big", "old.parquet", "new.parquet", "--out", "teacher", "--history", "user"]) == 0
+    words = ["--teacher", "teacher", "--teacher-history", "user", "--teacher-history-length", "3"]
+    few = ["--training.epochs", "1", "--training.threads", "1", "--model.embedding.kernel", "torch"]
+    data = ["--data.train", "new.parquet", "--schema", "my.toml", "--out", "student"]
+    assert main(["train", "table_dnn", *data, *words, *few, "--teacher-history-pooling", "mean"]) == 0
+    [feature] = joined_histories(zg.load_run("student").preprocessing.schema)
+    assert (feature.length, feature.pooling) == (3, HistoryPooling.MEAN)
+    assert main(["predict", "student", "new.parquet", "--out", "scores.parquet"]) == 0
+    assert main(["evaluate", "student", "new.parquet"]) == 0
+    assert main(["export", "student", "--out", "served"]) == 0
+    assert main(["train", "--resume", "student"]) == 0

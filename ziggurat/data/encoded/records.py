@@ -14,9 +14,10 @@ values of a shuffle buffer lie in one array that is never moved; a batch copies 
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
 feature list<int32> (both int64 if ids of the table come and go, `InputSpec.numbered`), moments list<int64>, a vector
-fixed_size_list<float32>, a history of vectors fixed_size_list<int32> (`VectorHistory`),
-`label:NAME` float32 (float64 where a label is a number, `InputSpec.has_number_labels`), float32 or fixed_size_list<float32>, `weight:` float32, `group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null; what an extra lacks is NaN. The session decides what a shuffle keeps
-together and is not in records.
+fixed_size_list<float32>, a history of vectors fixed_size_list<int32> (`VectorHistory`), `label:NAME` float32 (float64
+where a label is a number, `InputSpec.has_number_labels`), `extra:NAME` float32 or fixed_size_list<float32>, `weight:`
+float32, `group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null; what an extra
+lacks is NaN. The session decides what a shuffle keeps together and is not in records.
 Rows are int32 on disk and in records, which halves both, and int64 in a batch, which is what embedding kernels take.
 Moments and numbers of ids lie among the list values as two halves each (`halves_of`), so that all lists are kept and
 gathered in one way.

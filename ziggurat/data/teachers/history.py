@@ -24,6 +24,7 @@ may be joined is ours).
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,7 +141,7 @@ def _opened(path: str, parts: tuple[tuple[str, int], ...]) -> HistoryIndex:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
     folder = version.path / f"{_INDEX_FOLDER}-{digest}"
     if not (folder / "index.json").exists():
-        _write(version, folder)
+        _write(version, folder, parts=[version.path / name for name, _ in parts])
     noted = INDEX.read(folder / "index.json")
     files = {name: folder / f"{name}.npy" for name in ("keys", "times", "examples", "vectors")}
     for name, file in files.items():
@@ -156,8 +157,8 @@ def _opened(path: str, parts: tuple[tuple[str, int], ...]) -> HistoryIndex:
     return HistoryIndex(version=version, **arrays)
 
 
-def _write(version: VersionFolder, folder: Path) -> None:
-    owners = [version.owners_of(part) for part in version.parts]
+def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path]) -> None:
+    owners = [version.owners_of(part) for part in parts]
     examples_N = np.concatenate([ids[:, 0] for ids, _, _ in owners]) if owners else np.empty(0, np.uint64)
     keys_N = np.concatenate([keys for _, keys, _ in owners]) if owners else np.empty(0, np.uint64)
     times_N = np.concatenate([times for _, _, times in owners]) if owners else np.empty(0)
@@ -170,7 +171,7 @@ def _write(version: VersionFolder, folder: Path) -> None:
         np.save(temporary / "examples.npy", examples_N[order_N])
         first = 0
         target: np.ndarray | None = None
-        for part in version.parts:
+        for part in parts:
             vectors = version.vectors_of(part)
             if target is None:
                 shape = (len(order_N), vectors.shape[1])
@@ -183,6 +184,10 @@ def _write(version: VersionFolder, folder: Path) -> None:
             target.flush()
         names = ("keys", "times", "examples", "vectors")
         INDEX.write(temporary / "index.json", {name: sha256_of(temporary / f"{name}.npy") for name in names})
+    for older in version.path.glob(f"{_INDEX_FOLDER}-*"):
+        # Of fewer parts; whoever has its files mapped keeps them.
+        if older != folder and (older / "index.json").exists():
+            shutil.rmtree(older, ignore_errors=True)
 
 
 class HistoryJoin:
