@@ -11,7 +11,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
-from ziggurat.data.teachers.join import with_teacher_columns
+from ziggurat.data.teachers.join import joined_histories, with_teacher_columns
 from ziggurat.embeddings.config import PooledDtype
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
@@ -230,6 +230,16 @@ class RunConfig:
                 ways_out=(
                     f"--teacher {self.data.teacher} in its place, which names them",
                     "in Python: with_teacher(config, folder) of ziggurat.runs.teachers.student",
+                ),
+            )
+        if joined_histories(self.table_schema) and not self.data.teacher:
+            raise ConfigError(
+                expected="a side table, whose vectors the histories of the schema are",
+                found="a feature of kind teacher_history, and no data.teacher",
+                where="config, data.teacher",
+                ways_out=(
+                    "let the feature be made: leave it out of the schema, and give --teacher FOLDER "
+                    "--teacher-history COLUMN",
                 ),
             )
         check_towers(self.model, self.towers)

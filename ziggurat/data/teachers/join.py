@@ -57,7 +57,7 @@ def joined_columns(schema: Schema) -> list[str]:
 
 def joined_histories(schema: Schema) -> list[TeacherHistory]:
     """Return the features of a schema whose columns the join makes of logged vectors."""
-    return [each for each in schema.features if isinstance(each, TeacherHistory)]
+    return [each for each in schema.features if isinstance(each, TeacherHistory) and is_joined(column_of(each))]
 
 
 def teacher_of(feature: TeacherHistory) -> str:

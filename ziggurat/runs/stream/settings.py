@@ -13,6 +13,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding, Schema, Table, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.teachers.student import refuse_histories
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
 from ziggurat.training.distillation import DistilHead
 
@@ -23,6 +24,7 @@ def for_stream(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: one of them has no place in a stream.
     """
+    refuse_histories(config)
     training = config.training
     if config.table_schema.events is not None or finds_items(config.model):
         found = "a schema with [events]" if config.table_schema.events is not None else f"model {config.model.kind!r}"

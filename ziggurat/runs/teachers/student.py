@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ziggurat.data.encoded.loader import Dataset
-from ziggurat.data.encoded.records import extra_column
+from ziggurat.data.encoded.records import extra_column, numbers_of
 from ziggurat.data.teachers.history import HistoryJoin
-from ziggurat.data.teachers.join import AGE, VECTORS, is_joined, joined_column, require_time
+from ziggurat.data.teachers.join import AGE, VECTORS, is_joined, joined_column, joined_histories, require_time
 from ziggurat.data.teachers.side_table import versions_in
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.extras import Extra
@@ -142,6 +142,24 @@ def _with_scores(config: RunConfig, folder: str | Path) -> RunConfig:
     )
 
 
+def refuse_histories(config: RunConfig) -> None:
+    """Refuse histories of vectors where windows are scored before the side table has them.
+
+    Raises:
+        ConfigError: the schema has one.
+    """
+    if joined_histories(config.table_schema):
+        raise ConfigError(
+            expected="a stream without histories of a teacher's vectors, which are joined to files alone yet",
+            found=", ".join(feature.name for feature in joined_histories(config.table_schema)),
+            where="ziggurat stream, features of the schema",
+            ways_out=(
+                "train a batch run by the same vectors: ziggurat train … --teacher FOLDER --teacher-history COLUMN",
+                "stream without them: --teacher FOLDER --distil aux-head, or no teacher",
+            ),
+        )
+
+
 def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
     """Return lines for the start-up report: how many training rows each teacher has scored, and how old it was then.
 
@@ -161,7 +179,20 @@ def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
             days = np.quantile(taught, [0.5, 1.0]) / 86_400
             old = f"; its watermark is {days[0]:.3g} days before the median of them, {days[1]:.3g} at most"
         lines[f"teacher {extra.column.split(':')[1]}"] = share + old
+    for feature in joined_histories(config.table_schema):
+        words = feature.history.words
+        counts = np.concatenate([np.empty(0, np.int32), *_counts(dataset, feature)])
+        lines[f"history of {feature.key}"] = (
+            f"{(counts > 0).mean() if len(counts) else 0.0:.1%} of {len(counts):,} training rows have one, of "
+            f"{counts[counts > 0].mean() if (counts > 0).any() else 0.0:.1f} vectors of {feature.dim} numbers; "
+            f"{4 * words:,} bytes a row"
+        )
     return lines
+
+
+def _counts(dataset: Dataset, feature: TeacherHistory) -> Iterator[np.ndarray]:
+    for index in range(len(dataset.group_sizes)):
+        yield numbers_of(dataset.read_group(index).column(feature.name).combine_chunks())[:: feature.history.words]
 
 
 def _column(dataset: Dataset, name: str) -> Iterator[np.ndarray]:
