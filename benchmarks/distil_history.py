@@ -32,7 +32,7 @@ import ziggurat as zg
 from benchmarks.harness import say
 from benchmarks.report import Case, Report, by_round
 from ziggurat.features.inputs import HistoryPooling
-from ziggurat.features.schema import Encoding
+from ziggurat.features.schema import Encoding, Feature
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.precision import Precision
@@ -67,6 +67,23 @@ class Size:
     old_rows: int
     new_rows: int
     seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Settings that tell students apart.
+
+    Args:
+        history: of vectors that they read, or None.
+        weight: of the auxiliary head; 0: without.
+        file: of their rows.
+        all_ids: whether each user has a row.
+    """
+
+    history: TeacherHistoryConfig | None = None
+    weight: float = 0.0
+    file: str = "new"
+    all_ids: bool = False
 
 
 def made_rows(kind: str, size: Size) -> pl.DataFrame:
@@ -104,7 +121,7 @@ def made_rows(kind: str, size: Size) -> pl.DataFrame:
 
 def schema_of(kind: str, *, of_teacher: bool, all_ids: bool = False) -> zg.Schema:
     """Return what a teacher or a student of a made set reads."""
-    features: list[zg.Feature] = [zg.Categorical(name="user"), zg.Categorical(name="item")]
+    features: list[Feature] = [zg.Categorical(name="user"), zg.Categorical(name="item")]
     if of_teacher and kind == "moods":
         features.append(zg.Categorical(name="mood"))
     folded = zg.Table(name="user", encoding=Encoding.HASHING, num_rows=32)
@@ -161,24 +178,15 @@ class Students:
         rate = truth.mean()
         self.best_ne = float(entropy / -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
 
-    def trained(
-        self,
-        seed: int,
-        *,
-        history: TeacherHistoryConfig | None = None,
-        weight: float = 0.0,
-        file: str = "new",
-        all_ids: bool = False,
-    ) -> dict[str, dict[str, float]]:
+    def trained(self, seed: int, arm: Arm) -> dict[str, dict[str, float]]:
         """Return metrics by split of a student."""
-        schema = schema_of(self.kind, of_teacher=False, all_ids=all_ids)
-        path = self.folder / f"{file}.parquet"
-        config = config_of(schema, path, dim=4, deep=(32, 16), split=self.split)
+        schema = schema_of(self.kind, of_teacher=False, all_ids=arm.all_ids)
+        config = config_of(schema, self.folder / f"{arm.file}.parquet", dim=4, deep=(32, 16), split=self.split)
         training = replace(config.training, seed=seed, loader=replace(config.training.loader, seed=seed))
-        head = DistilHead.AUX_HEAD if weight else DistilHead.NONE
-        config = replace(config, training=training, distil=DistilConfig(head=head, loss_weight=weight or 1.0))
-        if history is not None or weight:
-            config = with_teacher(config, self.folder / "teacher", history=history)
+        head = DistilHead.AUX_HEAD if arm.weight else DistilHead.NONE
+        config = replace(config, training=training, distil=DistilConfig(head=head, loss_weight=arm.weight or 1.0))
+        if arm.history is not None or arm.weight:
+            config = with_teacher(config, self.folder / "teacher", history=arm.history)
         with tempfile.TemporaryDirectory() as folder:
             result = zg.train_run(config, folder=Path(folder) / "run")
         return {split: each.metrics for split, each in result.evaluations.items()}
@@ -202,29 +210,29 @@ def history_cases(kind: str, size: Size, *, folder: Path) -> tuple[list[Case], l
     seeds = range(1, size.seeds + 1)
     few = seeds[:2]
 
-    def chosen(options: dict[str, dict[str, object]]) -> str:
+    def chosen(options: dict[str, Arm]) -> str:
         found = {
-            name: statistics.mean(students.trained(seed, **each)["valid"]["auc"] for seed in few)
+            name: statistics.mean(students.trained(seed, each)["valid"]["auc"] for seed in few)
             for name, each in options.items()
         }
         notes.append(f"{kind}, validation AUC: " + ", ".join(f"{name} {auc:.4f}" for name, auc in found.items()))
         say(notes[-1])
         return max(found, key=lambda name: found[name])
 
-    history = HISTORIES[chosen({name: {"history": each} for name, each in HISTORIES.items()})]
-    weight = float(chosen({str(each): {"weight": each} for each in WEIGHTS}))
-    arms: dict[str, dict[str, object]] = {
-        "alone": {},
-        "aux": {"weight": weight},
-        "loopfm": {"history": history},
-        "both": {"history": history, "weight": weight},
-        "stranger": {"history": history, "file": "strangers"},
+    history = HISTORIES[chosen({name: Arm(history=each) for name, each in HISTORIES.items()})]
+    weight = float(chosen({f"weight {each:g}": Arm(weight=each) for each in WEIGHTS}).split()[1])
+    arms = {
+        "alone": Arm(),
+        "aux": Arm(weight=weight),
+        "loopfm": Arm(history=history),
+        "both": Arm(history=history, weight=weight),
+        "stranger": Arm(history=history, file="strangers"),
     }
     if kind == "hashed":
-        arms["all_ids"] = {"all_ids": True}
+        arms["all_ids"] = Arm(all_ids=True)
     found: dict[str, list[dict[str, float]]] = {}
     for name, arm in arms.items():
-        found[name] = [students.trained(seed, **arm)["test"] for seed in seeds]
+        found[name] = [students.trained(seed, arm)["test"] for seed in seeds]
         said = [f"{metric} {_spread([each[metric] for each in found[name]])}" for metric in METRICS]
         notes.append(f"{kind}, {name}: " + ", ".join(said))
         say(notes[-1])

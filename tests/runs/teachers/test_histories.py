@@ -193,8 +193,7 @@ def teacher_run() -> zg.Run:
     return zg.load_run("big")
 
 
-@pytest.mark.parametrize("head", [DistilHead.NONE, DistilHead.AUX_HEAD])
-@pytest.mark.parametrize("vectors", ["bf16", "int8"])
+@pytest.mark.parametrize(("head", "vectors"), [(DistilHead.NONE, "bf16"), (DistilHead.AUX_HEAD, "int8")])
 def test_a_student_scores_files_as_it_scored_its_own_rows(folder: Path, head: DistilHead, vectors: str) -> None:
     new = rows(first=180 * 400)
     new.write_parquet("new.parquet")
@@ -210,7 +209,7 @@ def test_a_student_scores_files_as_it_scored_its_own_rows(folder: Path, head: Di
     assert len(set(scores.tolist())) > 1
 
 
-@pytest.mark.parametrize("vectors", ["bf16", "int8"])
+@pytest.mark.parametrize("vectors", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_an_export_knows_the_history_of_its_users(folder: Path, vectors: str) -> None:
     """Requests that bring no vectors are scored by those of the table, as rows of now are by the side table."""
     new = rows(first=180 * 400)
@@ -314,6 +313,9 @@ def test_a_pool_is_what_a_loop_computes(pooling: HistoryPooling) -> None:
         mean = sum(own) / num if num else torch.zeros(6)
         parts = [mean]
         if pooling is HistoryPooling.ATTENTION:
+            assert pool.query is not None
+            assert pool.key is not None
+            assert pool.places is not None
             asked = pool.query.weight @ query[row] + pool.query.bias
             scores = [(pool.key.weight @ v) @ asked / 4 + pool.places[at] for at, v in enumerate(own)]
             weights = [score.exp() / sum(each.exp() for each in scores) for score in scores]
