@@ -643,6 +643,7 @@ def report_of_start(
     training = report.sections["Training"]
     if built.student is not None:
         training["distillation"] = built.student.line()
+    if config.data.teacher:
         training |= coverage_lines(config, prepared.train)
     if trainer.step.self_distillation is not None:
         training["self-distillation"] = trainer.step.self_distillation.line()

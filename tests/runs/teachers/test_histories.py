@@ -374,6 +374,7 @@ def test_the_commands_of_the_guide_train_and_serve_a_student(folder: Path) -> No
     assert main(["train", "table_dnn", *data, *words, *few, "--teacher-history-pooling", "mean"]) == 0
     [feature] = joined_histories(zg.load_run("student").preprocessing.schema)
     assert (feature.length, feature.pooling) == (3, HistoryPooling.MEAN)
+    assert "training rows have one, of" in Path("student/startup.json").read_text()
     assert main(["predict", "student", "new.parquet", "--out", "scores.parquet"]) == 0
     assert main(["evaluate", "student", "new.parquet"]) == 0
     assert main(["export", "student", "--out", "served"]) == 0

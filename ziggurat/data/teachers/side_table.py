@@ -5,6 +5,7 @@
         5f0c91ab22de/              a version of it: a digest of its weights
           version.json             watermark, labels, columns of the example id, format of the vectors
           part-00000.parquet       example │ teacher │ version │ watermark │ logit:click │ vector │ key │ time
+          by_user-9d0c…/           the vectors by user and time, of these parts (`history.py`)
 
 An *example* is known by a digest of some raw columns, of the schema's features and its time unless others are named: 16
 bytes of BLAKE2b of their texts. Text files and typed ones give the same digest for ids and texts; numbers with a
