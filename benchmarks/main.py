@@ -42,6 +42,7 @@ NAMES = {
     "context": "histories divided between ranks: length at a fixed memory, speed, and the choice of what travels",
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",
     "stream": "training window after window, each scored first, against one batch run over the same rows",
+    "delayed": "labels that come later: waiting, assumed negatives, four losses, on streams whose truth is known",
     "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
     "distil_history": "a teacher's vectors of users' earlier rows (LoopFM) beside logged scores, on two made sets",
     "filters": "masks of filters over a million items, against polars on the same columns",

@@ -91,7 +91,7 @@ def received(key: str, folder: Path) -> int:
     broker = broker_of([url])
     assert broker is not None
     reader = Reader(name=f"ziggurat:{folder.name}")
-    made = Receiving(broker, url, arrivals=arrivals, data=data, schema=SCHEMA, reader=reader, follows=False)
+    made = Receiving(broker, url, arrivals=arrivals, data=data, reader=reader, follows=False)
     found = made.look(latest_s=np.inf, told=lambda *_: None).rows
     made.close()
     return found

@@ -31,7 +31,7 @@ FROZEN = {
     },
     "stream": {
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
-        *("--settings", "--hook", "--follow"),
+        *("--settings", "--hook", "--follow", "--delay", "--label-time", "--observe-s", "--attribution-s"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("epochs", "patience")),
     },
     "teacher": {"--out", "--name", "--example", "--vectors", "--watermark", "--bad-rows", "--step", "--model"},

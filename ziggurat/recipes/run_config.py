@@ -33,6 +33,7 @@ from ziggurat.recipes.growing_check import check_growing
 from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
 from ziggurat.training.config import SelfDistil, TrainingConfig
+from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
 from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
@@ -132,6 +133,7 @@ class RunConfig:
         model: any model config, a built-in one or one of your own; `kind` tells which.
         training: everything else.
         distil: what it learns from logged scores of teachers, beside its labels.
+        delayed: how a stream learns from labels that come later than their rows.
         tables: what the rows of embedding tables are kept as.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
@@ -152,6 +154,7 @@ class RunConfig:
     model: Annotated[ModelConfig, Kinds(MODEL_CONFIGS)]
     training: TrainingConfig = field(default_factory=TrainingConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
+    delayed: DelayedConfig = field(default_factory=DelayedConfig)
     tables: TablesConfig = field(default_factory=TablesConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
@@ -221,6 +224,14 @@ class RunConfig:
                 found=f"distil.head {self.distil.head.value} and self-distil {self.training.self_distil.method.value}",
                 where="config, distil",
                 ways_out=("--distil none", "--self-distil none"),
+            )
+        is_taught = self.distil.head is not DistilHead.NONE or self.training.self_distil.method is not SelfDistil.NONE
+        if self.delayed.loss is not DelayedLoss.NONE and is_taught:
+            raise ConfigError(
+                expected="a loss of delayed labels, or of distillation: that of both is not known yet",
+                found=f"delayed.loss {self.delayed.loss.value} with teachers or earlier weights",
+                where="config, delayed",
+                ways_out=("leave --delayed.loss out", "--distil none", "--self-distil none"),
             )
         if self.data.teacher and not with_teacher_columns(self.table_schema):
             raise ConfigError(

@@ -76,6 +76,7 @@ from ziggurat.runs.warm_start.parent import (
 from ziggurat.runs.warm_start.take import WarmStartRecord, take_weights
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
+from ziggurat.training.delayed_feedback import DelayedFeedback, DelayedLoss, correct_labels
 from ziggurat.training.distillation import DistilHead, Student, teach
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
@@ -312,6 +313,13 @@ def train_run(
             where="train_run",
             ways_out=("leave loss= out", "leave distil out, and read batch.extras in your loss"),
         )
+    if config.delayed.loss is not DelayedLoss.NONE:
+        raise ConfigError(
+            expected="a stream, whose rows are trained again when their labels come",
+            found=f"delayed.loss {config.delayed.loss.value}",
+            where="train_run",
+            ways_out=("ziggurat stream … --delay correct --label-time COLUMN", "--delayed.loss none"),
+        )
     _check_known_tables(config)
     if not resume:
         check_schema_fits(config)
@@ -541,14 +549,14 @@ class Built:
         parallel: the ranks that it was made parallel for; None on one device.
         facts: of the model as a whole.
         starts_at: what its scores start at; "" if at 50 %.
-        student: what it learns from teachers by; None: from labels alone.
+        student: what it learns from teachers by, or from labels that come later; None: from its labels alone.
     """
 
     model: Model
     parallel: Parallel | None
     facts: ModelFacts
     starts_at: str
-    student: Student | None = None
+    student: Student | DelayedFeedback | None = None
 
     @property
     def loss(self) -> LossFunction | None:
@@ -575,6 +583,7 @@ def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, r
     take_precision(model, config.training.precision, dispatch=config.training.dispatch)
     # Behind the facts, which are those of the served network, and the conversion, which does not reach it.
     student = teach(model, config.distil, seed=config.training.seed)
+    student = student or correct_labels(model, config.delayed, seed=config.training.seed)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)
@@ -641,7 +650,9 @@ def report_of_start(
     if rung_lines:
         report.sections["Formats of tables"] = rung_lines
     training = report.sections["Training"]
-    if built.student is not None:
+    if isinstance(built.student, DelayedFeedback):
+        training["delayed labels"] = built.student.line()
+    elif built.student is not None:
         training["distillation"] = built.student.line()
     if config.data.teacher:
         training |= coverage_lines(config, prepared.train)

@@ -103,7 +103,7 @@ def verify_windows(run: RunFolder) -> Verdict:
     ledger = read_ledger(run.ledger)
     lines: list[str] = []
     good = True
-    trained = [record for record in records if record.is_trained and record.rows]
+    trained = [record for record in records if record.trained_rows]
     numbers = [record.window for record in records]
     if numbers != list(range(1, len(records) + 1)):
         good = False
@@ -111,13 +111,15 @@ def verify_windows(run: RunFolder) -> Verdict:
     for epoch, record in enumerate(trained):
         own = ledger[ledger["epoch"] == epoch]
         rows = int(own["num_rows"].sum(dtype=np.int64))
-        is_exact = rows == record.rows and f"{int(own['sum'].sum(dtype=np.uint64)):x}" == record.row_sum
-        is_partial = record is trained[-1] and rows < record.rows
-        verdict = "every row exactly once" if is_exact else f"partial, {rows:,} of {record.rows:,} rows"
+        is_exact = rows == record.trained_rows and f"{int(own['sum'].sum(dtype=np.uint64)):x}" == record.row_sum
+        is_partial = record is trained[-1] and rows < record.trained_rows
+        verdict = "every row exactly once" if is_exact else f"partial, {rows:,} of {record.trained_rows:,} rows"
         if not is_exact and not is_partial:
             good = False
             verdict = f"NOT every row exactly once: the ledger has {rows:,} rows"
-        lines.append(f"window {record.name}: {record.rows:,} rows in {len(own):,} steps: {verdict}")
+        states = ", ".join(f"{count:,} {state}" for state, count in record.trained.items() if count)
+        shown = f"{record.trained_rows:,} rows{f' ({states})' if states else ''}"
+        lines.append(f"window {record.name}: {shown} in {len(own):,} steps: {verdict}")
     extra = int((ledger["epoch"] >= len(trained)).sum())
     if extra:
         good = False

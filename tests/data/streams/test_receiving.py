@@ -79,7 +79,6 @@ class World:
             "listed://here",
             arrivals=self.arrivals,
             data=self._data,
-            schema=SCHEMA,
             reader=Reader(name="me", say=self.said.append),
             follows=self._follows,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
     """Run a stream, or go on with it."""
+    from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
     from ziggurat.data.streams.windows import LateRows, StreamConfig
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
@@ -52,18 +54,25 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         late=LateRows(options.late),
         growing=_number(options.growing),
         frozen=options.frozen,
+        delay=DelayConfig(
+            policy=LabelDelay(options.delay),
+            column=options.label_time,
+            observe_s=_seconds(options.observe_s, flag="--observe-s"),
+            attribution_s=_seconds(options.attribution_s, flag="--attribution-s"),
+        ),
     )
+    idle_close_s = _seconds(options.idle_close_s, flag="--idle-close-s")
     result = stream_run(
         config,
         folder=folder,
         stream=windows,
-        follow=FollowConfig(idle_close_s=_seconds(options.idle_close_s)) if options.follow else None,
+        follow=FollowConfig(idle_close_s=idle_close_s) if options.follow else None,
         plan=Plan.load(options.plan) if options.plan else None,
         progress=show_progress(verbose=options.verbose),
         hooks=hooks_named(options.hook),
     )
     if result.is_first:
-        num_rows = sum(window.rows for window in result.windows if window.is_trained)
+        num_rows = sum(window.trained_rows for window in result.windows)
         print_line(f"windows  {len(result.windows):,}, {num_rows:,} rows trained in {result.steps:,} steps")
         if result.windows:
             print_line(f"report   {result.report}")
@@ -111,16 +120,14 @@ def _number(text: str) -> int:
         ) from error
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, *, flag: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text.replace("_", ""))
     except ValueError:
-        found = -1.0
-    if not 0.0 <= found < float("inf"):
-        raise ConfigError(
-            expected="seconds, 0 for never", found=repr(text), where="--idle-close-s", ways_out="--idle-close-s 600"
-        )
-    return found
+        seconds = -1.0
+    if not 0.0 <= seconds < math.inf:
+        raise ConfigError(expected="seconds, 0 or more", found=repr(text), where=flag, ways_out=f"{flag} 3600")
+    return seconds
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +173,23 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--frozen", action="store_true", help="train the history alone, and score all windows by it: the control"
+    )
+    parser.add_argument(
+        "--delay",
+        choices=("none", "wait", "assume-negative", "correct"),
+        default="none",
+        help="what becomes of a row whose label is known later: it waits for it, is trained as a negative, or that and "
+        "once more when a positive comes (default: %(default)s, the label is known with the row)",
+    )
+    parser.add_argument("--label-time", metavar="COLUMN", default="", help="when the label of a row is known")
+    parser.add_argument(
+        "--observe-s", metavar="S", default="0", help="seconds until a row is trained by what is known of it then"
+    )
+    parser.add_argument(
+        "--attribution-s",
+        metavar="S",
+        default="0",
+        help="seconds in which a positive may come: rows without a label time are negatives that are known then",
     )
     add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
     parser.add_argument(

@@ -59,6 +59,7 @@ class BadReason(StrEnum):
     IN_FUTURE = "in_future"  # an event that has not happened yet
     NOT_READABLE = "not_readable"  # no value that its feature can read
     OTHER_UNIT = "other_unit"  # a time of another unit than those of training
+    EARLY_LABEL = "early_label"  # a label that is known before its row was there
 
 
 PUT_ASIDE = "put such rows aside and go on: --data.bad-rows quarantine; for a trained run --bad-rows quarantine"

@@ -15,6 +15,10 @@ Rows of a broker (`receiving.py`) come without a file. They are known by the bro
 the journal together with them. Records of such rows are folded into one when the rows are gone: there is no end of
 them.
 
+Where labels are known later than their rows (`label_delay.py`), rows are kept once more, by the window in which they
+may be trained: scored rows of a window are its pieces, trained ones its lessons. Lessons of windows to come wait in the
+journal, and so on the disk, for as long as labels take.
+
 Cost: raw files are read once more for their digest; the disk holds the raw rows that are not trained yet, compressed by
 LZ4. With windows of N rows the times of all files that arrive at once are in memory, 24 bytes a row.
 """
@@ -33,7 +37,7 @@ from typing import Protocol
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
@@ -44,8 +48,10 @@ from ziggurat.data.raw.bad_rows import BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
+from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
+from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, sha256_of, writing_to
 from ziggurat.files.parquet import ParquetFile
@@ -158,6 +164,7 @@ class Arrivals:
         else:
             self.journal = Journal(config=config, reading=reading)
             self._refuse_no_time()
+        config.delay.check(schema, by=config.by, is_by_time=not config.rows)
         # A folder that is followed may have thousands of files, each of which is asked for at every look.
         self._by_place: dict[str, list[ArrivedFile]] = {}
         self._digests: set[str] = set()
@@ -182,12 +189,25 @@ class Arrivals:
     def _pieces(self) -> Iterator[Piece]:
         for window in (*self.journal.done, *self.journal.open):
             yield from window.pieces
+            yield from window.lessons
         yield from self.journal.late
+        for pieces in self.journal.lessons.values():
+            yield from pieces
 
     @property
     def num_rows(self) -> int:
         """Rows of all files that have arrived."""
         return self._num_rows
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the raw columns that are kept."""
+        return _columns(self._schema, self._config)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that wait for the window in which they may be trained, once for each time that they are."""
+        return sum(piece.rows for pieces in self.journal.lessons.values() for piece in pieces)
 
     # ------------------------------------------------------------------------------------------------------ files
 
@@ -435,7 +455,7 @@ class Arrivals:
             source = opener(bad_rows)
             total = source.num_rows_hint()
             with _Spool(self._rows, number=number) as spool:
-                for chunk in source.frames(columns=self._schema.columns):
+                for chunk in source.frames(columns=self.columns):
                     self._deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
                     told(f"read {name}", counts.rows, total)
             bad = bad_rows.num_rows
@@ -465,6 +485,11 @@ class Arrivals:
         else:
             times = np.zeros(chunk.num_rows)
             windows = np.zeros(chunk.num_rows, dtype=np.int64)
+        known = np.empty(0)
+        is_positive = np.empty(0, dtype=np.bool_)
+        if self._config.delay.is_on:
+            known, is_positive = self._labels(chunk, times, clock=cut.clock, bad_rows=bad_rows)
+            windows = np.where(np.isnan(known), UNREADABLE, windows)
         if dealt is not None:
             # Rows without a readable time keep their mark, and take no place in a window.
             readable = windows != UNREADABLE
@@ -483,6 +508,51 @@ class Arrivals:
             wanted &= windows != _LATE
         if wanted.any():
             spool.write(chunk.filter(wanted), windows[wanted])
+        if self._config.delay.is_on:
+            known = np.where(wanted, known, np.nan)
+            times = np.where(wanted, times, np.nan)
+            is_labelled = cut.windows(known) <= windows
+            for window, num_labelled in zip(*np.unique(windows[wanted & is_labelled], return_counts=True), strict=True):
+                counts.labelled[int(window)] = counts.labelled.get(int(window), 0) + int(num_labelled)
+            self._deal_lessons(chunk, times, known, is_positive, spool, counts=counts)
+
+    def _labels(
+        self, chunk: RawChunk, times: np.ndarray, *, clock: Clock, bad_rows: BadRows
+    ) -> tuple[Float64[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+        """Return when labels are known, as times of the column (NaN of bad rows), and which of them are positives."""
+        delay = self._config.delay
+        is_positive = positives_of(chunk, self._schema, delayed_label(self._schema, delay.label))
+        known = label_times(
+            chunk,
+            times,
+            is_positive,
+            # One unit for both columns: a label time in another one is found as a time in another one is.
+            clock=replace(clock, column=delay.column),
+            schema=self._schema,
+            config=delay,
+            bad_rows=bad_rows,
+        )
+        return known, is_positive
+
+    def _deal_lessons(
+        self,
+        chunk: RawChunk,
+        times: Float64[np.ndarray, " N"],
+        known: Float64[np.ndarray, " N"],
+        is_positive: Bool[np.ndarray, " N"],
+        spool: _Spool,
+        *,
+        counts: _Counts,
+    ) -> None:
+        """Write rows by the windows in which they may be trained."""
+        cut = self._cut_for(chunk)
+        per_second = cut.clock.per_second
+        for lesson in lessons(times / per_second, known / per_second, is_positive, config=self._config.delay):
+            windows = cut.windows(lesson.at_s * per_second)
+            is_in_time = lesson.mask & (windows < LEFT_OUT)
+            counts.unlearned += int((lesson.mask & ~is_in_time).sum())
+            if is_in_time.any():
+                spool.write(chunk.filter(is_in_time), windows[is_in_time], state=lesson.state)
 
     def _is_late(self, windows: Int64[np.ndarray, " N"], times: np.ndarray) -> np.ndarray:
         """Mark rows of windows that are done."""
@@ -504,8 +574,12 @@ class Arrivals:
         """Add a file and its pieces to the windows that they belong to."""
         late: list[Piece] = []
         by_key: dict[int, Window] = {}
+        of_lessons: dict[str, list[Piece]] = {}
         for key, piece in pieces:
             self._needed[piece.part] += 1
+            if piece.state is not None:
+                of_lessons.setdefault(str(key), []).append(piece)
+                continue
             if key == _LATE:
                 late.append(piece)
                 continue
@@ -513,6 +587,9 @@ class Arrivals:
                 # The first row has shown how time is cut.
                 by_key[key] = Window(key=key, name="" if self._cut is None else self._cut.name(key))
             by_key[key].add([piece])
+        for key, num_labelled in counts.labelled.items():
+            if key in by_key:  # of late rows nobody asks which window would have known their labels
+                by_key[key].labelled = num_labelled
         change = Change(
             clock=self._cut.clock if self._cut is not None and self.journal.clock is None else None,
             file=file,
@@ -520,6 +597,8 @@ class Arrivals:
             late=late,
             dropped=counts.late if self._config.late is LateRows.DROP else 0,
             newest={str(key): time for key, time in counts.newest.items()},
+            lessons=of_lessons,
+            unlearned=counts.unlearned,
         )
         self._apply(change)
 
@@ -558,7 +637,7 @@ class Arrivals:
         done = self.journal.done
         if number <= len(done):
             window = done[number - 1]
-            return replace(window, pieces=[*window.pieces])
+            return replace(window, pieces=[*window.pieces], lessons=[*window.lessons])
         return self._next_done(is_over=is_over) if number == len(done) + 1 else None
 
     def _next_done(self, *, is_over: bool) -> Window | None:
@@ -593,18 +672,36 @@ class Arrivals:
         Raises:
             CheckpointError: what was kept of them is damaged or gone.
         """
+        for _, chunk in self._chunks(window.pieces):
+            yield chunk
+
+    def lessons(self, window: Window) -> Iterator[tuple[LabelState, RawChunk]]:
+        """The rows that a window which is done is trained on, with what is known of their labels; in bounded chunks.
+
+        Args:
+            window: of the journal of a stream whose labels are known later than its rows.
+
+        Raises:
+            CheckpointError: what was kept of them is damaged or gone.
+        """
+        for state, chunk in self._chunks(window.lessons):
+            assert state is not None, "a lesson has a state"
+            yield state, chunk
+
+    def _chunks(self, pieces: Iterable[Piece]) -> Iterator[tuple[LabelState | None, RawChunk]]:
         waiting: list[tuple[Piece, pl.DataFrame]] = []
-        for piece in window.pieces:
+        for piece in pieces:
             frame = self._read(piece)
             # Numbers of rows and types hold within one file, so pieces of two files are never joined.
             is_other = waiting and (waiting[0][0].file != piece.file or waiting[0][1].schema != frame.schema)
+            is_other = is_other or (waiting and waiting[0][0].state is not piece.state)
             if is_other or sum(each.rows for each, _ in waiting) + piece.rows > DEFAULT_CHUNK_ROWS:
                 yield from self._chunk(waiting)
                 waiting = []
             waiting.append((piece, frame))
         yield from self._chunk(waiting)
 
-    def _chunk(self, pieces: Sequence[tuple[Piece, pl.DataFrame]]) -> Iterator[RawChunk]:
+    def _chunk(self, pieces: Sequence[tuple[Piece, pl.DataFrame]]) -> Iterator[tuple[LabelState | None, RawChunk]]:
         if not pieces:
             return
         with self._lock:
@@ -612,7 +709,7 @@ class Arrivals:
         frame = pl.concat([each for _, each in pieces])
         rows = frame[_FILE_ROW].to_numpy()
         text = self._data.text
-        yield RawChunk(
+        chunk = RawChunk(
             frame=frame.drop(_FILE_ROW),
             path=StoreFile(file.path) if is_url(file.path) else Path(file.path),
             # Behind a filter rows of the file have gaps, so `rows` below says each number again.
@@ -623,6 +720,7 @@ class Arrivals:
             numbers=text.numbers,
             list_separator=text.list_separator,
         )
+        yield pieces[0][0].state, chunk
 
     def _read(self, piece: Piece) -> pl.DataFrame:
         path = self._rows / piece.part
@@ -643,7 +741,11 @@ class Arrivals:
         journal = self.journal
         if number <= journal.forgotten:
             return
-        gone = Counter(piece.part for window in journal.done[journal.forgotten : number] for piece in window.pieces)
+        gone = Counter(
+            piece.part
+            for window in journal.done[journal.forgotten : number]
+            for piece in (*window.pieces, *window.lessons)
+        )
         self._apply(Change(forgotten=number))
         # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
         self._save()
@@ -792,6 +894,8 @@ class _Counts:
     late: int = 0
     left_out: int = 0
     newest: dict[int, float] = field(default_factory=dict)
+    labelled: dict[int, int] = field(default_factory=dict)
+    unlearned: int = 0
 
 
 class _Spool:
@@ -813,8 +917,8 @@ class _Spool:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"]) -> None:
-        """Write the rows of a chunk by their windows."""
+    def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"], *, state: LabelState | None = None) -> None:
+        """Write the rows of a chunk by their windows; with a state those in which they are trained."""
         # Stable: within a window rows keep the order of the file.
         order = np.argsort(windows, kind="stable")
         # The number in the file travels along, since the sort and the cut lose it.
@@ -829,7 +933,7 @@ class _Spool:
         for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
             with writing_to(self._folder / self._part, FileError):
                 writer.write_table(table.slice(first, end - first), row_group_size=end - first)
-            piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first)
+            piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first, state=state)
             self.pieces.append((key, piece))
             self._num_groups += 1
 
@@ -853,6 +957,12 @@ class _Spool:
         if writer is not None:
             with writing_to(self._folder / self._part, FileError):
                 writer.close()
+
+
+def _columns(schema: Schema, config: StreamConfig) -> tuple[str, ...]:
+    """Return the columns that are kept of the rows."""
+    more = (config.delay.column,) if config.delay.is_on else ()
+    return tuple(dict.fromkeys((*schema.columns, *more)))
 
 
 def _reading(data: DataConfig, schema: Schema) -> str:
@@ -896,8 +1006,16 @@ def _refuse_other_settings(stored: StreamConfig, given: StreamConfig, *, where: 
         "growing": "--growing",
         "frozen": "--frozen",
     }
-    before = asdict(stored)
-    now = asdict(given)
+    flags |= {
+        "policy": "--delay",
+        "column": "--label-time",
+        "observe_s": "--observe-s",
+        "attribution_s": "--attribution-s",
+        "label": "--delayed.label",
+        "confirms": "--delayed.loss, which needs confirmed negatives:",
+    }
+    before = asdict(stored) | asdict(stored.delay)
+    now = asdict(given) | asdict(given.delay)
     others = [name for name in flags if before[name] != now[name]]
     if others:
         shown = ", ".join(f"{flags[name]} {before[name] or '(none)'}, given {now[name] or '(none)'}" for name in others)

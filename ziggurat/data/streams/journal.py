@@ -28,6 +28,7 @@ from pathlib import Path
 from ziggurat.config import from_json, to_json
 from ziggurat.data.streams.windows import Clock, StreamConfig
 from ziggurat.errors import CheckpointError
+from ziggurat.features.label_state import LabelState
 from ziggurat.files import Format, write_text
 from ziggurat.files.checked_lines import append_line, checked_line, read_checked_lines
 from ziggurat.plain import JSON, as_group, as_list
@@ -56,12 +57,15 @@ class Piece:
         part: file below `arrived/`.
         group: row group of it.
         rows: how many.
+        state: what is known of their labels, of rows that are to be trained; None of those that are to be scored, and
+            trained with them where labels are known at once.
     """
 
     file: int
     part: str
     group: int
     rows: int
+    state: LabelState | None = None
 
 
 @dataclass(kw_only=True)
@@ -74,6 +78,8 @@ class Window:
         rows: in all.
         late: rows among them that belong to windows before it.
         pieces: where its rows lie; none once they are gone.
+        labelled: rows whose label is known at its end, where labels are known later than rows.
+        lessons: where the rows lie that are trained with it, where these are others than its own.
     """
 
     key: int
@@ -81,6 +87,8 @@ class Window:
     rows: int = 0
     late: int = 0
     pieces: list[Piece] = field(default_factory=list)
+    labelled: int = 0
+    lessons: list[Piece] = field(default_factory=list)
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add rows."""
@@ -139,6 +147,8 @@ class Change:
         last: key and name of a window of late rows alone.
         done_until: the latest time of windows of rows that are done, by now.
         forgotten: windows whose rows are gone, by now.
+        lessons: rows of it that are to be trained, by the key of the window in which they may be.
+        unlearned: so many more rows may be trained behind --until alone.
     """
 
     clock: Clock | None = None
@@ -153,6 +163,8 @@ class Change:
     last: Window | None = None
     done_until: float | None = None
     forgotten: int | None = None
+    lessons: dict[str, list[Piece]] = field(default_factory=dict)
+    unlearned: int = 0
 
 
 @dataclass(kw_only=True)
@@ -175,6 +187,8 @@ class Journal:
         newest: the latest time of each window of rows that is open, by its key.
         forgotten: windows, from the first on, whose rows are gone, because no checkpoint needs them.
         num_folded: records of received rows that became one, because their rows are gone: it is the first of `files`.
+        lessons: rows that windows to come are to be trained on, by the key of that window.
+        unlearned: rows whose moment to be trained is behind --until.
     """
 
     config: StreamConfig
@@ -192,6 +206,8 @@ class Journal:
     newest: dict[str, float] = field(default_factory=dict)
     forgotten: int = 0
     num_folded: int = 0
+    lessons: dict[str, list[Piece]] = field(default_factory=dict)
+    unlearned: int = 0
 
     @property
     def num_files(self) -> int:
@@ -214,6 +230,10 @@ class Journal:
             if place == len(self.open) or self.open[place].key != window.key:
                 self.open.insert(place, Window(key=window.key, name=window.name))
             self.open[place].add(window.pieces)
+            self.open[place].labelled += window.labelled
+        for key, pieces in change.lessons.items():
+            self.lessons.setdefault(key, []).extend(pieces)
+        self.unlearned += change.unlearned
         self.late += change.late
         self.dropped += change.dropped
         for key, time in change.newest.items():
@@ -226,6 +246,8 @@ class Journal:
             window = self.with_late(self.open.pop(0) if change.last is None else change.last)
             self.newest.pop(str(window.key), None)
             self.late = []
+            for key in self._keys_of_lessons(window):
+                del self.lessons[key]
             self.done.append(window)
         if change.done_until is not None:
             self.done_until = change.done_until
@@ -233,19 +255,21 @@ class Journal:
             # Windows before `forgotten` have given their rows away already.
             for window in self.done[self.forgotten : change.forgotten]:
                 window.pieces = []
+                window.lessons = []
             self.forgotten = change.forgotten
             if self.files and self.files[0].position:
                 self._fold()
 
     def first_needed(self, number: int) -> int:
-        """Return the number of the first record that windows behind a number, or late rows, have rows of.
+        """Return the number of the first record of which a row is needed behind a window: late and waiting ones, too.
 
         Args:
             number: of a window.
         """
         windows = (*self.done[number:], *self.open)
-        pieces = (piece for window in windows for piece in window.pieces)
-        return min((piece.file for piece in (*pieces, *self.late)), default=self.num_files)
+        pieces = (piece for window in windows for piece in (*window.pieces, *window.lessons))
+        waiting = (piece for lessons in self.lessons.values() for piece in lessons)
+        return min((piece.file for piece in (*pieces, *waiting, *self.late)), default=self.num_files)
 
     def _fold(self) -> None:
         """Make one record of those at the beginning that are of received rows, all of which are gone."""
@@ -267,11 +291,19 @@ class Journal:
         self.files = [folded, *self.files[len(gone) :]]
 
     def with_late(self, window: Window) -> Window:
-        """Return a copy of a window with the rows that came too late for those before it."""
+        """Return a copy of a window with the rows that came too late for those before it, and with its lessons."""
         late = sum(piece.rows for piece in self.late)
-        found = dataclasses.replace(window, pieces=[*window.pieces], late=late)
+        lessons = [piece for key in self._keys_of_lessons(window) for piece in self.lessons[key]]
+        found = dataclasses.replace(window, pieces=[*window.pieces], late=late, lessons=lessons)
         found.add(self.late)
         return found
+
+    def _keys_of_lessons(self, window: Window) -> list[str]:
+        """Return the keys of lessons that a window has if it is done: its own, and those of before that are left.
+
+        These are of rows that came late, and of labels of hours in which no row came.
+        """
+        return [key for key in sorted(self.lessons, key=int) if int(key) <= window.key]
 
 
 class JournalFile:

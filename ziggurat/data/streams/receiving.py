@@ -41,7 +41,6 @@ from ziggurat.data.streams.arrivals import Arrivals, ReceivedRows, Taken
 from ziggurat.data.streams.brokers.broker import Broker, BrokerAway, Messages, Reader, Subscription, Waiting
 from ziggurat.data.streams.brokers.messages import BadMessage, Payload, Rows, rows_of
 from ziggurat.errors import SchemaError, UnavailableError, ZigguratError, nearest_names
-from ziggurat.features.schema import Schema
 from ziggurat.files.stores import StoreFile
 
 _MOST = 16_384  # messages of a read
@@ -74,7 +73,6 @@ class Receiving:
         url: of the stream.
         arrivals: where rows are taken to.
         data: how texts are read.
-        schema: whose columns are kept.
         reader: who reads.
         follows: whether more messages come; otherwise it ends with those that there are.
         note: called with each position before the broker is told that all up to it is in a checkpoint.
@@ -87,7 +85,6 @@ class Receiving:
         *,
         arrivals: Arrivals,
         data: DataConfig,
-        schema: Schema,
         reader: Reader,
         follows: bool,
         note: Callable[[str], None] = lambda position: None,
@@ -96,7 +93,6 @@ class Receiving:
         self._url = url
         self._arrivals = arrivals
         self._data = data
-        self._schema = schema
         self._reader = reader
         self._follows = follows
         self._note = note
@@ -104,8 +100,8 @@ class Receiving:
         self._pending = _Pending(position=arrivals.position)
         self._away_since: float | None = None
         self._has_connected = False
-        self._without = dict.fromkeys(schema.columns, 0)  # rows since a column was there
-        self._has_been = {column: bool(arrivals.position) for column in schema.columns}
+        self._without = dict.fromkeys(arrivals.columns, 0)  # rows since a column was there
+        self._has_been = {column: bool(arrivals.position) for column in arrivals.columns}
         self._others: dict[str, None] = {}  # fields that are no columns
         self._acknowledged = ""
         self._last_came_s = time.monotonic()
@@ -216,7 +212,7 @@ class Receiving:
             pending.since = time.monotonic()
         first = len(pending.ids)
         bad: list[BadMessage] = []
-        parts = list(rows_of(messages, columns=self._schema.columns, report=bad.append))
+        parts = list(rows_of(messages, columns=self._arrivals.columns, report=bad.append))
         self._watch_columns(parts, messages)
         for rows in parts:
             pending.parts.append(Rows(frame=rows.frame, messages=rows.messages + first))
@@ -256,7 +252,7 @@ class Receiving:
         Raises:
             SchemaError: no row has a value of a column.
         """
-        unseen = dict.fromkeys(self._schema.columns)
+        unseen = dict.fromkeys(self._arrivals.columns)
         for chunk in chunks:
             for name in list(unseen):
                 column = chunk.frame[name]

@@ -14,7 +14,7 @@ come to lie in another century.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -24,6 +24,7 @@ from ziggurat.data.preprocess.values.time_units import is_modern, of_another_uni
 from ziggurat.data.preprocess.values.times import kind_of_times, readable_times, time_keys, with_date_order
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.label_delay import DelayConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.typed import CountOrNone, checked
@@ -67,6 +68,7 @@ class StreamConfig:
         growing: ids that have a row at a time, of tables that grow in the place of vocabularies that are fitted to the
             history; 0: tables stay as the schema has them.
         frozen: whether the history alone is trained, and all later windows are scored by that model: the control.
+        delay: what becomes of rows whose label is known later.
     """
 
     by: str = Calendar.DAY.value
@@ -75,6 +77,7 @@ class StreamConfig:
     late: LateRows = LateRows.TRAIN
     growing: CountOrNone = 0
     frozen: bool = False
+    delay: DelayConfig = field(default_factory=DelayConfig)
 
     def __post_init__(self) -> None:
         if self.by not in list(Calendar) and not _ROWS.fullmatch(self.by):

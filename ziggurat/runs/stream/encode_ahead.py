@@ -15,9 +15,9 @@ Parsing, look-ups and writing release the interpreter lock, so a thread is enoug
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ziggurat.data.streams.arrivals import Window
 
@@ -31,12 +31,14 @@ class EncodedWindow:
         bad: rows that were put aside.
         counts: of the values of its features, by bucket.
         encode_s: seconds that it took.
+        trained: rows that it is trained on, by what is known of their labels, where these are others than its own.
     """
 
     window: Window
     bad: int
     counts: dict[str, list[int]]
     encode_s: float
+    trained: Mapping[str, int] = field(default_factory=dict)
 
 
 class StoppedError(Exception):

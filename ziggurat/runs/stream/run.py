@@ -45,7 +45,7 @@ from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
-from ziggurat.runs.stream.settings import for_stream, with_growing_tables
+from ziggurat.runs.stream.settings import for_losses, for_stream, with_delayed_label, with_growing_tables
 from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
 from ziggurat.training.checkpoint.retention import complete_steps
@@ -123,6 +123,8 @@ def stream_run(
         config = dataclasses.replace(
             config, table_schema=with_growing_tables(config.table_schema, num_rows=stream.growing)
         )
+    stream = dataclasses.replace(stream, delay=for_losses(stream.delay, config.delayed))
+    config = with_delayed_label(config, stream.delay)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if goes_on:
         refuse_training(run)
@@ -270,6 +272,9 @@ class _Stream:
         first = windows.open(NO_ROWS if has_weights else 1)
         if not has_weights:
             self._windows.refuse_no_rows(first.data)
+        if not first.has_fair_shares:
+            training = dataclasses.replace(config.training, start_at_base_rate=False)
+            config = dataclasses.replace(config, training=training)
         prepared = self._prepared(first)
         built = build_on_ranks(config, prepared, ranks=self._ranks, run=self._run, resume=has_weights)
         inputs = prepared.inputs
@@ -282,6 +287,7 @@ class _Stream:
             progress=self._progress,
             parallel=built.parallel,
             lock=self._lock,
+            loss=built.loss,
         )
         goes_on = has_begun and trainer.restore()
         self._opened: StreamWindow | None = first
@@ -307,12 +313,12 @@ class _Stream:
         return PreparedData(
             folder=window.data.folder,
             preprocessing=preprocessing,
-            train=window.data,
+            train=window.training,
             valid=None,
             test=None,
             summary=PreparedSummary(
                 split=f"windows by {self._stream.by}",
-                splits={SPLITS[0].value: SplitSummary(rows=window.data.num_rows, features=preprocessing.counters)},
+                splits={SPLITS[0].value: SplitSummary(rows=window.training.num_rows, features=preprocessing.counters)},
                 quarantined={},
                 quarantine="",
                 raw_files=0,
@@ -364,6 +370,8 @@ class _Stream:
                     break
         self.trainer.store.wait()
         self._acknowledge()
+        if self._stream.delay.is_on and (num_waiting := self._windows.num_waiting):
+            self._progress.say(f"{num_waiting:,} rows wait for windows in which their labels are known")
         if self.is_asked:
             self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
 
@@ -416,10 +424,10 @@ class _Stream:
         if not is_scored:
             self._score(window)
         is_trained = number == 1 or not self._stream.frozen
-        if is_trained and window.data.num_rows:
+        if is_trained and window.training.num_rows:
             begin = time.perf_counter()
             step = position.step
-            for _ in self.trainer.steps(window.data, number=number, name=window.name):
+            for _ in self.trainer.steps(window.training, number=number, name=window.name):
                 pass
             self.is_asked = bool(self.trainer.stop_reason)
             if position.epoch == position.window_epoch:  # it ends inside of the window
@@ -471,13 +479,15 @@ class _Stream:
             rows=window.data.num_rows,
             late=window.late,
             bad=window.bad,
-            row_sum=f"{window.data.row_sum:x}",
+            row_sum=f"{window.training.row_sum:x}",
             is_trained=window.number == 1 or not self._stream.frozen,
             metrics=_without_nan(metrics),
             averaged=_without_nan(averaged),
             unknown=dict(unknown),
             shift=_rounded(window.stability.history),
             shift_before=_rounded(window.stability.before),
+            trained=dict(window.trained),
+            labelled=None if window.labelled is None else round(window.labelled / max(window.data.num_rows, 1), 6),
             timing={
                 "encode_s": round(window.encode_s, 3),
                 "wait_s": round(window.wait_s, 3),
@@ -512,8 +522,10 @@ class _Stream:
             parts.append(f"{record.late:,} late")
         if record.bad:
             parts.append(f"{record.bad:,} put aside")
+        if record.trained:
+            parts.append(", ".join(f"{count:,} {state}" for state, count in record.trained.items() if count))
         if steps and train_s:
-            parts.append(f"trained, {record.rows / train_s:,.0f}/s")
+            parts.append(f"trained, {record.trained_rows / train_s:,.0f}/s")
         self._progress.end()
         self._progress.say("  ".join(parts))
         self._warn_of_unknown(record)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding, Schema, Table, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.teachers.student import refuse_histories
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
+from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
 from ziggurat.training.distillation import DistilHead
 
 
@@ -74,6 +76,49 @@ def for_stream(config: RunConfig) -> RunConfig:
             )
     unknown = () if training.unknown_ids == (AS_VALIDATION,) else training.unknown_ids
     return replace(config, training=replace(training, epochs=1, unknown_ids=unknown))
+
+
+def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
+    """The settings of a run whose losses know which label comes later.
+
+    Args:
+        config: of the run.
+        delay: what becomes of rows until their labels are known.
+
+    Raises:
+        ConfigError: a loss of delayed labels without rows that are corrected, or for another observation.
+    """
+    delayed = config.delayed
+    if delayed.loss is DelayedLoss.NONE:
+        return config
+    if delay.policy is not LabelDelay.CORRECT:
+        raise ConfigError(
+            expected=f"--delay correct, with --delayed.loss {delayed.loss.value}: it weighs rows that are corrected",
+            found=f"--delay {delay.policy.value}",
+            where="settings of the stream",
+            ways_out=("--delay correct --label-time COLUMN", "leave --delayed.loss out"),
+        )
+    if delay.observe_s and not delayed.loss.learns_delays:
+        raise ConfigError(
+            expected=f"--observe-s 0 with {delayed.loss.value}, which takes every positive for a negative first",
+            found=f"--observe-s {delay.observe_s:g}",
+            where="settings of the stream",
+            ways_out=("leave --observe-s out", "--delayed.loss es-dfm", "--delayed.loss defuse"),
+        )
+    label = delayed_label(config.table_schema, delay.label).name
+    return replace(config, delayed=replace(delayed, label=label))
+
+
+def for_losses(delay: DelayConfig, delayed: DelayedConfig) -> DelayConfig:
+    """Return what becomes of rows for the losses of a run: of which label, and with certain negatives if need be.
+
+    Args:
+        delay: as it was given.
+        delayed: the losses.
+    """
+    if not delay.is_on:
+        return delay
+    return replace(delay, label=delay.label or delayed.label, confirms=delayed.loss.learns_delays)
 
 
 def with_growing_tables(schema: Schema, *, num_rows: int) -> Schema:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.journal import JOURNAL_FILE
+from ziggurat.data.streams.label_delay import delayed_label, inputs_with_state, with_state
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
+from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
@@ -78,6 +80,10 @@ class StreamWindow:
         encode_s: seconds that encoding took, most of them while the window before was trained.
         stability: how far its features are from those of the history, and of the window before.
         wait_s: seconds for which the stream waited for it.
+        lessons: its encoded rows as they are trained, where labels are known later than rows; None: they are `data`.
+        trained: rows of `lessons` by what is known of their labels.
+        labelled: rows of `data` whose label is known at the end of the window; None: all are.
+        is_settled: whether positives are trained no sooner than negatives of the same time.
     """
 
     number: int
@@ -88,6 +94,24 @@ class StreamWindow:
     stability: Stability
     encode_s: float
     wait_s: float
+    lessons: EncodedDataset | None = None
+    trained: Mapping[str, int] = field(default_factory=dict)
+    labelled: int | None = None
+    is_settled: bool = True
+
+    @property
+    def training(self) -> EncodedDataset:
+        """The rows that are trained with this window."""
+        return self.data if self.lessons is None else self.lessons
+
+    @property
+    def has_fair_shares(self) -> bool:
+        """False if too few labels are known to say how many rows are positives: positives alone, or none of them."""
+        if self.lessons is None:
+            return True
+        known = self.trained[LabelState.KNOWN.value]
+        corrected = self.trained[LabelState.CORRECTED.value]
+        return corrected > 0 or (known == sum(self.trained.values()) and self.is_settled)
 
 
 @contextmanager
@@ -183,6 +207,7 @@ class StreamWindows:
         self._said_waiting: tuple[str, ...] = ()
         self._run = run
         self._data = data
+        self._delay = config.delay
         self._schema = schema
         self._ranks = ranks
         self._progress = progress
@@ -222,7 +247,6 @@ class StreamWindows:
             self._data.train[0],
             arrivals=self._held,
             data=self._data,
-            schema=self._schema,
             reader=reader,
             follows=self._follow is not None,
             note=kept.acknowledge,
@@ -385,6 +409,10 @@ class StreamWindows:
             stability=from_json(Stability, facts["stability"], where=f"window {number}", error=DataError),
             encode_s=float(facts["encode_s"]),
             wait_s=time.perf_counter() - begin,
+            lessons=EncodedDataset(self._path_of_lessons(number)) if self._delay.is_on else None,
+            trained={state.value: int(facts[state.value]) for state in LabelState if state.value in facts},
+            labelled=int(facts["labelled"]) if self._delay.is_on else None,
+            is_settled=self._delay.attribution_s > 0.0,
         )
 
     def open_ahead(self, number: int, *, is_over: bool) -> None:
@@ -411,6 +439,9 @@ class StreamWindows:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}"
 
+    def _path_of_lessons(self, number: int) -> Path:
+        return self._folder / f"{number:06}-lessons"
+
     def _ready(self, number: int) -> dict[str, Any]:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
         found = self._ahead.take(number, window)
@@ -419,7 +450,7 @@ class StreamWindows:
             found = self._encode(number, window, shown=self._progress.update)
             self._progress.end()
         for folder in self._folder.iterdir():
-            if folder != self._path(number):
+            if folder not in (self._path(number), self._path_of_lessons(number)):
                 shutil.rmtree(folder)
         stability = Stability()
         if number != NO_ROWS and window.rows:
@@ -433,6 +464,8 @@ class StreamWindows:
             "bad": found.bad,
             "stability": to_json(stability),
             "encode_s": found.encode_s,
+            "labelled": window.labelled,
+            **found.trained,
         }
 
     def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
@@ -467,8 +500,42 @@ class StreamWindows:
                 done += chunk.num_rows
                 shown(done)
             bad = bad_rows.num_rows
+        trained = self._encode_lessons(number, window, shown=lambda: shown(done)) if self._delay.is_on else {}
         encode_s = time.perf_counter() - begin
-        return EncodedWindow(window=window, bad=bad, counts=counts.plain(), encode_s=encode_s)
+        return EncodedWindow(window=window, bad=bad, counts=counts.plain(), encode_s=encode_s, trained=trained)
+
+    def _encode_lessons(self, number: int, window: Window, *, shown: Callable[[], None]) -> dict[str, int]:
+        """Encode the rows that a window is trained on; count them by what is known of their labels.
+
+        Args:
+            number: of the window.
+            window: its rows.
+            shown: called after each chunk.
+        """
+        counts = {state.value: 0 for state in LabelState}
+        label = delayed_label(self._schema, self._delay.label).name
+        inputs = inputs_with_state(self.preprocessing.inputs)
+        shutil.rmtree(self._path_of_lessons(number), ignore_errors=True)
+        aside = self._run.stream / f"lessons-{number:06}"
+        shutil.rmtree(aside, ignore_errors=True)
+        with (
+            # Each row was scored with its own window, whose record counts the bad ones and has them written aside.
+            BadRows(self._data.bad_rows, folder=aside) as bad_rows,
+            EncodedWriter(self._path_of_lessons(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
+        ):
+            for state, chunk in self._held.lessons(window):
+                with _ways_out_of_taken_rows(is_begun=number > 1):
+                    table = self.preprocessing.encode(chunk, bad_rows=bad_rows)
+                writer.append(with_state(table, state, label=label, inputs=inputs))
+                counts[state.value] += table.num_rows
+                shown()
+        shutil.rmtree(aside, ignore_errors=True)
+        return counts
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that wait for the window in which they may be trained."""
+        return self._ranks.on_first(lambda: self._held.num_waiting)
 
     def forget(self, number: int) -> None:
         """Remove the raw rows of all windows up to a number."""
@@ -491,6 +558,8 @@ class StreamWindows:
             "split": f"windows by {journal.config.by}, {len(waiting):,} so far; vocabularies of {waiting[0].name}",
             "bad rows": f"{bad:,} without a time" if bad else "none",
         }
+        if self._delay.is_on:
+            lines["labels"] = f"{self._delay.policy.value}, known since {self._delay.column}"
         if left_out:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
         if lost:
@@ -533,7 +602,8 @@ class StreamWindows:
         journal = self._held.journal
         return doubts_about_history(
             some_rows(history),
-            labels=self.preprocessing.inputs.labels,
+            # Where labels are known later, one class alone is no surprise, and scores do not begin there.
+            labels=() if self._delay.is_on else self.preprocessing.inputs.labels,
             windows=[*journal.done, *journal.open],
             folder=self._run.path,
         )

@@ -35,13 +35,17 @@ class WindowRecord:
         rows: of the window.
         late: rows of it that belong to windows before it.
         bad: rows of it that were put aside.
-        row_sum: sum of its mixed row ids in hex; see `ledger.py`.
+        row_sum: sum of the mixed row ids that are trained with it, in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
         metrics: by name; null where one is undefined.
         averaged: the same of the average of weights, where there is one.
         unknown: by feature, the share of samples whose id had no row.
         shift: by feature, the population stability index against the history; see `data/streams/stability.py`.
         shift_before: against the window before.
+        trained: rows that are trained with it, by what is known of their labels (`label_delay.py`); empty where they
+            are its own rows, whose labels are known.
+        labelled: share of its rows whose label is known at its end; its metrics are of all of them, in hindsight. None
+            where labels are known with their rows.
         timing: what depends on the clock, in seconds.
     """
 
@@ -58,7 +62,16 @@ class WindowRecord:
     unknown: dict[str, float] = field(default_factory=dict)
     shift: dict[str, float] = field(default_factory=dict)
     shift_before: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, int] = field(default_factory=dict)
+    labelled: float | None = None
     timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows that are trained with it, those that are trained once more included."""
+        if not self.is_trained:
+            return 0
+        return sum(self.trained.values()) if self.trained else self.rows
 
 
 def read_windows(path: Path) -> list[WindowRecord]:

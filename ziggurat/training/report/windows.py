@@ -92,6 +92,15 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     rows = "".join(_row(record, metrics=metrics, beside=beside) for record in records)
     late = sum(record.late for record in records)
     notes = [f"{late:,} rows came late: they were scored and trained with the window that they came in"] if late else []
+    if any(record.trained for record in records):
+        states = {state: sum(record.trained.get(state, 0) for record in records) for state in records[0].trained}
+        shown = ", ".join(f"{count:,} {state}" for state, count in states.items() if count) or "none"
+        notes.append(f"Labels were known later than their rows. Rows trained, by what was known of the label: {shown}.")
+        shares = [record.labelled for record in records if record.labelled is not None and record.rows]
+        notes.append(
+            f"At the end of a window {sum(shares) / max(len(shares), 1):.0%} of its labels were known, as a mean; "
+            "metrics are of all labels as they turned out."
+        )
     for name in metrics if beside else ():
         won, both = wins(records, control=control, metric=name)
         notes.append(f"{shown_name(name)}: better than the control in {won:,} of {both:,} windows")
