@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
+#   make demo-stream  drift, a teacher, students, a stream that is published, a server that follows it: two minutes
 #   make demo-sequences  SASRec and HSTU on histories: the next film of each user, all films ranked, minutes
 #   make test     the everyday suite        make test-slow  the long ones
 #   make chaos    300 kill -9 of training runs, 1,000 faults of a disk and 1,000 leftovers over all verbs
@@ -12,6 +13,7 @@
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU, and compiled for sm_90 (downloads 0.2 GB)
 #   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items, 10,000 things that happen to servers
+#   make chaos-stream  kill -9 of streams inside of windows, while they publish beside a reader, and while a teacher is logged
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make bench-gpu     both: what needs a GPU and what is measured on one, part by part, in five minutes (GPU_OUT=folder)
 #   make index    write docs/files.md, docs/cli.md and docs/experiments/list.md: every file, flag, experiment, a line each
@@ -26,7 +28,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-bare test-gpu bench-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve demo-stream demo-sequences test test-slow test-bridges test-triton test-bare test-gpu bench-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve chaos-stream attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -54,6 +56,9 @@ demo: $(VENV)/.runtime-$(ACCELERATOR)
 
 demo-serve: $(VENV)/.runtime-$(ACCELERATOR)
 	$(BIN)/ziggurat demo --serve
+
+demo-stream: $(VENV)/.runtime-$(ACCELERATOR)
+	$(BIN)/ziggurat demo --stream --out runs/demo-stream
 
 demo-sequences: $(VENV)/.runtime-$(ACCELERATOR)
 	$(BIN)/ziggurat demo --sequences
@@ -156,6 +161,10 @@ chaos: setup
 
 chaos-serve: setup
 	$(BIN)/python -m pytest -m chaos --timeout 14400 -s tests/serving/server/processes tests/serving/server/changed_items/test_merge.py
+
+chaos-stream: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 14400 -s tests/runs/stream/test_killed_streams.py \
+	  tests/runs/stream/test_killed_publishing.py tests/runs/teachers/test_killed_logging.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

@@ -32,6 +32,7 @@ import numpy as np
 import polars as pl
 
 import ziggurat as zg
+from benchmarks import stream_publish
 from benchmarks.harness import PEERS, ROOT, say
 from benchmarks.report import Report, by_round
 from ziggurat.cache import cache_folder
@@ -355,4 +356,5 @@ def run(*, quick: bool = False) -> Report:
                 os.environ["ZIGGURAT_CACHE"] = kept
     if not quick:
         add_movielens(report)
+    stream_publish.add_cases(report, quick=quick)
     return report

@@ -22,19 +22,33 @@ from ziggurat.recipes.catalogue import recipe_named
 
 SLICES = ("--slices", "--slice-min-rows", "--report")
 FROZEN = {
-    "demo": {"--out", "--no-ranks", "--serve", "--sequences"},
+    "demo": {"--out", "--no-ranks", "--serve", "--sequences", "--stream"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--model", "--baseline", "--hook", "--distil", "--teacher", "--warm-start"),
+        *("--teacher-history", "--teacher-history-length", "--teacher-history-pooling"),
         *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT_NAMES),
     },
     "stream": {
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
         *("--settings", "--hook", "--follow", "--delay", "--label-time", "--observe-s", "--attribution-s"),
+        "--idle-close-s",
+        *("--publish", "--publish-every", "--publish-keep", "--publish-value", "--server"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("epochs", "patience")),
     },
-    "teacher": {"--out", "--name", "--example", "--vectors", "--watermark", "--bad-rows", "--step", "--model"},
+    "teacher": {
+        "--out",
+        "--name",
+        "--example",
+        "--vectors",
+        "--history",
+        "--watermark",
+        "--bad-rows",
+        "--step",
+        "--model",
+    },
+    "rollback": {"--to"},
     "prepare": {"--config", "--schema"},
     "drift": {"--out", "--windows", "--settings"},
     "evaluate": {

@@ -26,6 +26,7 @@ from ziggurat.cli.runs.scoring_verbs import EMBEDDINGS, EVALUATE, PREDICT
 from ziggurat.cli.runs.stream_verb import STREAM
 from ziggurat.cli.runs.tables_verb import TABLES
 from ziggurat.cli.runs.teacher_verb import TEACHER
+from ziggurat.cli.serving.rollback_verb import ROLLBACK
 from ziggurat.cli.serving.serve_verb import SERVE
 from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
 from ziggurat.cli.verb import Takes, Verb
@@ -54,7 +55,7 @@ EXAMPLES = """examples:
 OWN_VERBS = (
     *(DEMO, TRAIN, STREAM, TEACHER, PREPARE),
     *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
-    *(EXPORT, RECOMMEND, INDEX, SERVE),
+    *(EXPORT, RECOMMEND, INDEX, SERVE, ROLLBACK),
     *(DATA, DRIFT, TOWERS),
     *(PLAN, SIMULATE, CLUSTER, COMPARE, SCALE),
     *(RECIPES, REPORT, VERIFY, DOCTOR, BENCH),

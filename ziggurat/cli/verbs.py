@@ -47,6 +47,8 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
         return _demo_serve(options)
     if options.sequences:
         return _demo_sequences(options)
+    if options.stream:
+        return _demo_stream(options)
     from ziggurat.runs.demo.models import run_demo
     from ziggurat.runs.demo.towers import run_tower_demo
     from ziggurat.training.report.progress import show_progress
@@ -103,6 +105,18 @@ def _demo_sequences(options: argparse.Namespace) -> int:
     print_line(f"\nplot: {result.plot}")
     for name, path in result.reports.items():
         print_line(f"{name} report: {path}")
+    return 0
+
+
+def _demo_stream(options: argparse.Namespace) -> int:
+    """Drift, a teacher and students, a stream that is published, a server that follows it."""
+    from ziggurat.runs.demo.streaming import run_stream_demo
+    from ziggurat.training.report.progress import show_progress
+
+    result = run_stream_demo(Path(options.out), progress=show_progress(verbose=options.verbose))
+    print_line("")
+    print_table(("what was shown", "figures", "where to look"), result.summary())
+    print_line(f"plots: {result.plots[0]}, {result.plots[1]}")
     return 0
 
 
@@ -717,6 +731,11 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve", action="store_true", help="instead: train encoders and a ranker, export them, serve them, ask them"
     )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="instead: data that drifts, a stream that is published, a server that follows",
+    )
     add_verbose(parser)
 
 
@@ -832,7 +851,7 @@ DEMO = Verb(
     epilog=(
         "Needs no data of yours; the ranks run on this machine.\n"
         "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo\n  ziggurat demo --serve\n"
-        "  ziggurat demo --sequences"
+        "  ziggurat demo --sequences\n  ziggurat demo --stream --out runs/demo-stream"
     ),
     add_arguments=add_demo_arguments,
     run=demo,

@@ -19,6 +19,7 @@ from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
+    from ziggurat.runs.stream.publish import PublishConfig
     from ziggurat.training.records.run_folder import RunFolder
 
 
@@ -67,6 +68,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         folder=folder,
         stream=windows,
         follow=FollowConfig(idle_close_s=idle_close_s) if options.follow else None,
+        publish=_publish(options),
         plan=Plan.load(options.plan) if options.plan else None,
         progress=show_progress(verbose=options.verbose),
         hooks=hooks_named(options.hook),
@@ -77,6 +79,27 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         if result.windows:
             print_line(f"report   {result.report}")
     return 130 if result.ended_early and not options.follow else 0
+
+
+def _publish(options: argparse.Namespace) -> PublishConfig | None:
+    from ziggurat.runs.stream.publish import PublishConfig
+
+    if options.publish:
+        return PublishConfig(
+            folder=options.publish,
+            every=options.publish_every,
+            keep=options.publish_keep,
+            value=options.publish_value,
+            server=options.server,
+        )
+    if options.server:
+        raise ConfigError(
+            expected="a folder to publish into, for a server to be told of",
+            found="--server, and no --publish",
+            where="command line",
+            ways_out=(f"--publish exports/live --server {options.server}", "leave --server out"),
+        )
+    return None
 
 
 def _recipe(options: argparse.Namespace) -> RunConfig:
@@ -191,6 +214,27 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default="0",
         help="seconds in which a positive may come: rows without a label time are negatives that are known then",
     )
+    parser.add_argument(
+        "--publish", metavar="FOLDER", help="publish the model after each window, as a checked export of this folder"
+    )
+    parser.add_argument(
+        "--publish-every", type=int, metavar="N", default=1, help="after each Nth window (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--publish-keep", type=int, metavar="N", default=8, help="versions that stay, at least (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--publish-value",
+        metavar="FORMULA",
+        default="",
+        help="what orders answers, over the tasks; needed where there are several",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="SOCKET",
+        default="",
+        help="admin socket of a server that is told of each version; or its URL, which is asked until it has it",
+    )
     add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
     parser.add_argument(
         "--out",
@@ -213,7 +257,8 @@ STREAM = Verb(
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day --follow\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000\n"
-        "  ziggurat stream table_dlrm --data.train redis://localhost:6379/clicks --schema my.toml --by hour --follow"
+        "  ziggurat stream table_dlrm --data.train redis://localhost:6379/clicks --schema my.toml --by hour --follow\n"
+        "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --follow --publish exports/live"
     ),
     add_arguments=add_stream_arguments,
     run=stream,

@@ -29,6 +29,7 @@ examples:
   ziggurat serve exports/films
   ziggurat serve exports/films --port 8000 --workers 4 --api-key-file key.txt
   ziggurat serve exports/current --watch                      swaps when the link leads elsewhere
+  ziggurat serve exports/live                                 what a stream publishes, version after version
   ziggurat serve exports/films --server.admin-socket a.sock   curl --unix-socket a.sock localhost/admin/swap …
   ziggurat serve exports/films --shards 4                     four processes that share the search
   ziggurat serve exports/films --shard 0/2 --port 9000        one shard, for a server elsewhere:
@@ -37,7 +38,7 @@ examples:
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `serve`."""
-    parser.add_argument("export", help="folder of an export, or a link to one")
+    parser.add_argument("export", help="folder of an export, a link to one, or a folder that a stream publishes into")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: 8080)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that answer (default: 1)")

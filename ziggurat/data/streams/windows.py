@@ -164,6 +164,11 @@ class Clock:
             )
         return keys
 
+    def newest(self, chunk: RawChunk) -> float:
+        """Return the latest time of rows that have one, in the units of the column; minus infinity of none."""
+        keys = readable_times(chunk.frame[self.column], order=self.date_order, is_date=self.is_date)
+        return float(np.nanmax(keys, initial=-np.inf))
+
     def _without_future(
         self, keys: Float64[np.ndarray, " N"], chunk: RawChunk, *, bad_rows: BadRows, latest_s: float
     ) -> Float64[np.ndarray, " N"]:

@@ -31,6 +31,7 @@ class EncodedWindow:
         bad: rows that were put aside.
         counts: of the values of its features, by bucket.
         encode_s: seconds that it took.
+        watermark: time of its newest row; "" where the schema has no time.
         trained: rows that it is trained on, by what is known of their labels, where these are others than its own.
     """
 
@@ -38,6 +39,7 @@ class EncodedWindow:
     bad: int
     counts: dict[str, list[int]]
     encode_s: float
+    watermark: str = ""
     trained: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -45,6 +45,7 @@ from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
+from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_publishing
 from ziggurat.runs.stream.settings import for_losses, for_stream, with_delayed_label, with_growing_tables
 from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
@@ -94,6 +95,7 @@ def stream_run(
     folder: str | Path,
     stream: StreamConfig | None = None,
     follow: FollowConfig | None = None,
+    publish: PublishConfig | None = None,
     plan: Plan | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
@@ -107,6 +109,7 @@ def stream_run(
         folder: where it is kept; see `RunFolder`.
         stream: how rows are cut into windows.
         follow: wait for further files, until SIGTERM or Ctrl-C; None ends with the files that are there.
+        publish: publish the model after each window; see `publish.py`. None: it is not published.
         plan: where tables go on many ranks; None plans.
         progress: where to show progress; rank 0 does.
         hooks: take part in training, on every rank.
@@ -130,10 +133,13 @@ def stream_run(
         refuse_training(run)
         config, _ = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
     config.check()
+    if publish is not None:
+        check_publishing(publish, config)
     if not goes_on:
         check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
         given = {"out": run.path.absolute(), "stream": to_json(stream), "hooks": ", ".join(map(repr, own))}
+        given["publish"] = None if publish is None else to_json(publish)
         ranks = Ranks(config, plan=plan, given=given)
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         if not goes_on:
@@ -147,6 +153,7 @@ def stream_run(
                     config=config,
                     stream=stream,
                     follow=follow,
+                    publish=publish,
                     ranks=ranks,
                     lock=lock,
                     progress=progress,
@@ -203,6 +210,7 @@ class _Stream:
         config: of the run.
         stream: how rows are cut.
         follow: how further files are waited for; None: none are.
+        publish: how it is published; None: it is not.
         ranks: all of them.
         lock: of the folder, held.
         progress: shows it.
@@ -217,6 +225,7 @@ class _Stream:
         config: RunConfig,
         stream: StreamConfig,
         follow: FollowConfig | None,
+        publish: PublishConfig | None,
         ranks: Ranks,
         lock: RunLock,
         progress: KeptProgress,
@@ -232,6 +241,7 @@ class _Stream:
         self._lock = lock
         self._asked = asked
         self._follow = follow
+        self._publish = publish
         self.is_asked = False  # all ranks know that it ends
         self._is_waiting = False
         self._has_warned = False
@@ -357,7 +367,7 @@ class _Stream:
 
     def go(self) -> None:
         """Score and train all windows that are there, and with `follow` those that come."""
-        hooks = [SaveWhenDue(), *([self._asked] if self._listens else []), *self._own]
+        hooks = [SaveWhenDue(), *self._publishers(), *([self._asked] if self._listens else []), *self._own]
         with self.trainer.over_windows(hooks=hooks):
             number = self._next()
             self._ends.append((number - 1, self.trainer.position.step))
@@ -374,6 +384,23 @@ class _Stream:
             self._progress.say(f"{num_waiting:,} rows wait for windows in which their labels are known")
         if self.is_asked:
             self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
+
+    def _publishers(self) -> list[Hook]:
+        """The hook that publishes windows, if they are published; behind the one that saves them."""
+        if self._publish is None:
+            return []
+        hook = PublishWindows(
+            self._publish,
+            run=self._run.path,
+            stream=self._run.stream,
+            settings=self._config,
+            data=self._windows.reading,
+            preprocessing=self._windows.preprocessing,
+            record=lambda number: next((each for each in self._kept if each.window == number), None),
+            sample=self._windows.sample,
+            progress=self._progress,
+        )
+        return [hook]
 
     @property
     def _listens(self) -> bool:
@@ -481,6 +508,7 @@ class _Stream:
             bad=window.bad,
             row_sum=f"{window.training.row_sum:x}",
             is_trained=window.number == 1 or not self._stream.frozen,
+            watermark=window.watermark,
             metrics=_without_nan(metrics),
             averaged=_without_nan(averaged),
             unknown=dict(unknown),

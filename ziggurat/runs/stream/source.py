@@ -26,6 +26,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
@@ -80,6 +81,7 @@ class StreamWindow:
         encode_s: seconds that encoding took, most of them while the window before was trained.
         stability: how far its features are from those of the history, and of the window before.
         wait_s: seconds for which the stream waited for it.
+        watermark: time of its newest row; "" where the schema has no time.
         lessons: its encoded rows as they are trained, where labels are known later than rows; None: they are `data`.
         trained: rows of `lessons` by what is known of their labels.
         labelled: rows of `data` whose label is known at the end of the window; None: all are.
@@ -94,6 +96,7 @@ class StreamWindow:
     stability: Stability
     encode_s: float
     wait_s: float
+    watermark: str = ""
     lessons: EncodedDataset | None = None
     trained: Mapping[str, int] = field(default_factory=dict)
     labelled: int | None = None
@@ -258,6 +261,11 @@ class StreamWindows:
         assert self._preprocessing is not None, "`fit` comes first"
         return self._preprocessing
 
+    @property
+    def reading(self) -> DataConfig:
+        """How files are read."""
+        return self._data
+
     def look(self) -> str:
         """Take the rows of new files; say what came."""
         return self._ranks.on_first(self._look)
@@ -409,6 +417,7 @@ class StreamWindows:
             stability=from_json(Stability, facts["stability"], where=f"window {number}", error=DataError),
             encode_s=float(facts["encode_s"]),
             wait_s=time.perf_counter() - begin,
+            watermark=str(facts["watermark"]),
             lessons=EncodedDataset(self._path_of_lessons(number)) if self._delay.is_on else None,
             trained={state.value: int(facts[state.value]) for state in LabelState if state.value in facts},
             labelled=int(facts["labelled"]) if self._delay.is_on else None,
@@ -464,6 +473,7 @@ class StreamWindows:
             "bad": found.bad,
             "stability": to_json(stability),
             "encode_s": found.encode_s,
+            "watermark": found.watermark,
             "labelled": window.labelled,
             **found.trained,
         }
@@ -486,6 +496,8 @@ class StreamWindows:
         aside = self._run.stream / f"window-{number:06}"
         shutil.rmtree(aside, ignore_errors=True)
         done = 0
+        newest = -math.inf
+        clock = self._held.journal.clock
         inputs = self.preprocessing.inputs
         counts = BucketCounts(inputs)
         with (
@@ -498,11 +510,20 @@ class StreamWindows:
                 counts.add(table)
                 writer.append(table)
                 done += chunk.num_rows
+                if clock is not None and clock.column:
+                    newest = max(newest, clock.newest(chunk))
                 shown(done)
             bad = bad_rows.num_rows
         trained = self._encode_lessons(number, window, shown=lambda: shown(done)) if self._delay.is_on else {}
-        encode_s = time.perf_counter() - begin
-        return EncodedWindow(window=window, bad=bad, counts=counts.plain(), encode_s=encode_s, trained=trained)
+        watermark = "" if clock is None or not math.isfinite(newest) else clock.shown(newest)
+        return EncodedWindow(
+            window=window,
+            bad=bad,
+            counts=counts.plain(),
+            encode_s=time.perf_counter() - begin,
+            watermark=watermark,
+            trained=trained,
+        )
 
     def _encode_lessons(self, number: int, window: Window, *, shown: Callable[[], None]) -> dict[str, int]:
         """Encode the rows that a window is trained on; count them by what is known of their labels.
@@ -536,6 +557,11 @@ class StreamWindows:
     def num_waiting(self) -> int:
         """Rows that wait for the window in which they may be trained."""
         return self._ranks.on_first(lambda: self._held.num_waiting)
+
+    def sample(self, number: int) -> RawChunk | None:
+        """Return the first raw rows of a window, on the first rank; None where they are gone."""
+        window = self._held.journal.done[number - 1]
+        return next(iter(self._held.chunks(window)), None)
 
     def forget(self, number: int) -> None:
         """Remove the raw rows of all windows up to a number."""

@@ -46,6 +46,7 @@ from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
 from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
 from ziggurat.files.formats import Content
 from ziggurat.serving.export.other_folders import is_damaged_export, no_export
+from ziggurat.serving.export.published_folder import is_published, pointer_identity, served_folder
 from ziggurat.typed import CountOrNone
 
 MANIFEST_NAME = "export.json"
@@ -184,7 +185,12 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
 
 
 def seal_export(
-    folder: Path, *, sources: Sequence[Source], facts: Mapping[str, object], made_with: Mapping[str, str]
+    folder: Path,
+    *,
+    sources: Sequence[Source],
+    facts: Mapping[str, object],
+    made_with: Mapping[str, str],
+    known: Mapping[str, FileEntry] | None = None,
 ) -> ExportFolder:
     """Write the manifest of all files in a folder, over an older one.
 
@@ -193,12 +199,16 @@ def seal_export(
         sources: the runs that it was made from.
         facts: what was found when it was made; plain data.
         made_with: versions.
+        known: entries of files that are links to those of another export; they are not read here, but by whoever opens
+            this one.
     """
+    known = known or {}
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for name in names:
-        (folder / name).chmod(0o644)  # who serves an export may be another user than who made it
+        if name not in known:
+            (folder / name).chmod(0o644)  # who serves an export may be another user than who made it
     # Not of the manifest, which cannot hold the digest of itself.
-    files = {name: _entry(folder / name) for name in names if name != MANIFEST_NAME}
+    files = {name: known.get(name) or _entry(folder / name) for name in names if name != MANIFEST_NAME}
     manifest = Manifest(
         version_of_content=_version_of(files),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -215,7 +225,8 @@ def open_export(path: str | Path, *, only: Collection[str] | None = None) -> Exp
     """Read the manifest of an export and check every file that it lists.
 
     Args:
-        path: of the folder; may be a symbolic link to one (`current → v17`), but nothing in it may be.
+        path: of the folder; may be a symbolic link to one (`current → v17`), but nothing in it may be. Of a published
+            folder the current version is read.
         only: files to check, for who reads no others; None: all.
 
     Raises:
@@ -237,8 +248,8 @@ def read_manifest(path: str | Path) -> ExportFolder:
         ExportError: the manifest is damaged or lost, or a newer Ziggurat wrote it.
     """
     given = Path(path)
-    # Once, here: a link that is changed while files are read would mix two exports.
-    folder = Path(os.path.realpath(given))
+    # Once, here: a link or a pointer that is changed while files are read would mix two exports.
+    folder = served_folder(Path(os.path.realpath(given)))
     is_manifest_there = os.path.lexists(folder / MANIFEST_NAME)
     if not folder.is_dir() or not (is_manifest_there or is_damaged_export(folder)):
         raise no_export(given)
@@ -335,6 +346,8 @@ def identity_of(path: Path) -> object:
     """Return what changes when an export's path leads to another folder, or its files are replaced; None: no folder."""
     try:
         real = path.resolve(strict=True)
+        if is_published(real):
+            return pointer_identity(real)
         # Names and times of the files, too: an export may be replaced under the path that it has.
         return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have

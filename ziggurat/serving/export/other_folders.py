@@ -2,6 +2,7 @@
 
     a file of an export, a folder in it     the export itself
     a run                                   `ziggurat export RUN`
+    a folder that is published into         its first version, which comes
     a folder with exports or runs in it     one of them
     prepared data, files of data            train on them first
     anything else                           its first names, and how an export is made
@@ -23,6 +24,7 @@ _PARTS = ("chain.json", "golden.json")  # that every export has beside its manif
 _BEGUN = ("config.json", "data.json")  # of a run before its first checkpoint
 _CHECKPOINTS = "checkpoints"
 _PREPARED = "prepared.json"
+_PUBLISHER = "publisher.lock"  # while a stream publishes into a folder
 _DATA = READ_AS.keys() - {".txt"}  # most files of that ending are no data
 _MAX_ENTRIES = 1_000  # of a folder that are looked at
 _SHOWN = 3
@@ -59,6 +61,9 @@ def _what_is_there(given: Path) -> tuple[str, list[str]]:
     if all((given / name).is_file() for name in _BEGUN):
         resume = f"train it on: ziggurat train {pasted(given)} --resume"
         return "the folder of a run that has no checkpoint yet", [resume, "name another run to export"]
+    if (given / _PUBLISHER).exists():
+        ways = ["wait until its first window is trained", "see what the stream says: run.log in its folder"]
+        return "a folder that a stream publishes into, which has no version yet", ways
     entries = _entries(given)
     exports = [each for each in entries if (each / _MANIFEST).is_file()]
     if exports:

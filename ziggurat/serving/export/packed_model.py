@@ -15,7 +15,7 @@ are decoded to FP32 once, so that they answer as they did.
 
 Weights of dense products that are packed (`models/packed.py`) are written in the bits of their format and laid out for
 the kernel when they are loaded. Such a model.json has version 3, which an earlier Ziggurat refuses; all others stay as
-it reads them.
+it reads them. One that lists deltas (`deltas.py`), which lie over the weights, has version 4.
 
 Safetensors has neither code nor compression; it is opened only after its checksum was compared.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +53,7 @@ from ziggurat.parallel.device import usable_kernel
 from ziggurat.plain import JSON
 from ziggurat.plan import Towers
 from ziggurat.serving.answering.histories import HistorySnapshots
+from ziggurat.serving.export.deltas import Delta, lay_over, separate
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.export.version_1 import decoded, layout, parts_of
 from ziggurat.typed import Kinds
@@ -61,13 +62,14 @@ MODEL = Format(
     name="ziggurat.export_model",
     what="the model of an export",
     version=2,
-    newest=3,
+    newest=4,
     migrations={1: lambda data: data | {"by_table": {}, "version_1": data.get("tables") != "fp32"}},
     error=ExportError,
     ways_out=WAYS_OUT,
 )
 MODEL_FILE, WEIGHTS_FILE, PREPROCESSING = "model.json", "weights.safetensors", "preprocessing"
 _WITH_PACKED_PRODUCTS = 3
+_WITH_DELTAS = 4
 _TABLES = "embeddings.tables."
 _BITS = "products."
 _CHUNK_ROWS = 1 << 18
@@ -92,6 +94,7 @@ class _Settings:
     origin: str  # class of a config of the user's own, for people
     version_1: bool = False  # tables in the codes of version 1
     products: _Products | None = None
+    deltas: tuple[str, ...] = ()
 
     @property
     def kept(self) -> TablesConfig:
@@ -127,6 +130,58 @@ class PackedModel:
         return "fp32" if self.products is None else self.products.format.name
 
 
+def save_weights(packed: PackedModel, folder: Path, *, weights: Mapping[str, Tensor]) -> None:
+    """Write a model into a folder of an export, with FP32 weights that are given: those of all ranks, say.
+
+    Args:
+        packed: config and preprocessing of the model.
+        folder: is made.
+        weights: all of them, by the names of its state dict.
+    """
+    folder.mkdir(parents=True)
+    MODEL.write(folder / MODEL_FILE, _content(packed, tables=TablesConfig()))
+    save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
+    save_file({name: each.contiguous() for name, each in separate(weights).items()}, str(folder / WEIGHTS_FILE))
+
+
+def save_delta(packed: PackedModel, folder: Path, *, delta: Delta, names: Sequence[str]) -> None:
+    """Write what changed beside the weights of a version before, which are in the folder already.
+
+    Args:
+        packed: config of the model.
+        folder: of the model.
+        delta: what changed.
+        names: of all deltas below `folder`, in order; the last one is written.
+    """
+    content = _content(packed, tables=TablesConfig()) | {"deltas": list(names)}
+    MODEL.write(folder / MODEL_FILE, content, version=_WITH_DELTAS)
+    delta.save(folder / names[-1])
+
+
+def delta_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the deltas of a model below its folder, in order.
+
+    Raises:
+        ExportError: model.json is damaged.
+    """
+    content = MODEL.read(folder / MODEL_FILE)
+    names = content.get("deltas", []) if isinstance(content, dict) else []
+    return tuple(map(str, names))
+
+
+def _content(packed: PackedModel, *, tables: TablesConfig) -> dict[str, object]:
+    """The content of model.json."""
+    is_own = type(packed.config) not in MODEL_CONFIGS
+    places = packed.model.embeddings.tables.places if tables.by_table else {}
+    return {
+        "model": to_json(packed.config),
+        "towers": None if packed.towers is None else to_json(packed.towers),
+        "tables": tables.weights.value,
+        "by_table": {name: each.value for name, each in tables.by_table.items() if name in places},
+        "origin": f"{type(packed.config).__module__}:{type(packed.config).__qualname__}" if is_own else "",
+    }
+
+
 def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> None:
     """Write a model into a folder of an export.
 
@@ -136,15 +191,8 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> No
         tables: the formats that its tables are written in.
     """
     folder.mkdir(parents=True)
-    is_own = type(packed.config) not in MODEL_CONFIGS
     places = packed.model.embeddings.tables.places
-    content = {
-        "model": to_json(packed.config),
-        "towers": None if packed.towers is None else to_json(packed.towers),
-        "tables": tables.weights.value,
-        "by_table": {name: each.value for name, each in tables.by_table.items() if name in places},
-        "origin": f"{type(packed.config).__module__}:{type(packed.config).__qualname__}" if is_own else "",
-    }
+    content = _content(packed, tables=tables)
     bits: dict[str, Tensor] = {}
     if packed.products is None:
         MODEL.write(folder / MODEL_FILE, content)
@@ -214,6 +262,7 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
     )
     weights = export.file(f"{part}/{WEIGHTS_FILE}")
     bits = _fill(model, weights, settings=settings)
+    preprocessing = lay_over(model, preprocessing, [export.file(f"{part}/{name}") for name in settings.deltas])
     products = None
     if settings.products is not None:
         format = packed_format(settings.products.format_of_weights, where=str(file))

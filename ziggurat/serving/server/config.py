@@ -49,6 +49,8 @@ class ServerConfig:
         shard_addresses: host:port of shards that run elsewhere, in their order, with commas between; "": none.
         shard_deadline_ms: time for the answer of a shard; without those that are late, the answer says so.
         watch: load a new version when the export's folder (a link, say) changes.
+        poll_s: seconds between two looks at which version of a published folder is current; such a folder is followed
+            without `watch`.
         trace: record requests for OpenTelemetry, and send them by OTLP where its own variables say.
         show_columns: columns of items that /items and /history show, with commas between; "": all of the catalogue.
         admin: take POST /admin/swap and /admin/items, through the admin socket alone.
@@ -82,6 +84,7 @@ class ServerConfig:
     shard_addresses: str = ""
     shard_deadline_ms: Milliseconds = 100.0
     watch: bool = False
+    poll_s: Seconds = 1.0
     trace: bool = False
     show_columns: str = ""
     admin: bool = True

@@ -37,6 +37,7 @@ class WindowRecord:
         bad: rows of it that were put aside.
         row_sum: sum of the mixed row ids that are trained with it, in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
+        watermark: time of its newest row; "" where the schema has no time.
         metrics: by name; null where one is undefined.
         averaged: the same of the average of weights, where there is one.
         unknown: by feature, the share of samples whose id had no row.
@@ -57,6 +58,7 @@ class WindowRecord:
     bad: int = 0
     row_sum: str = "0"
     is_trained: bool = True
+    watermark: str = ""
     metrics: dict[str, float | None] = field(default_factory=dict)
     averaged: dict[str, float | None] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)

@@ -12,6 +12,9 @@ Where less than twice the export's bytes are free, its files are hard links to t
 they outlive any replacement of the export, but show what is written in place. Where nothing can be made (a read-only
 volume), the server says so and loads the export itself. The supervisor lets only workers of one version into one
 generation all the same.
+
+A version of a published folder (`published_folder.py`) is never written in place: its copy is hard links, whatever
+room there is. While workers load it or serve it, it is held, so that who publishes does not remove it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.export.published_folder import Lease, is_version
 from ziggurat.serving.server.processes.own_folder import OwnFolder
 from ziggurat.typed import quoted
 
@@ -80,9 +84,10 @@ class PrivateExport:
             source = Path(f"/proc/self/fd/{folder}")  # the same folder, if its path leads elsewhere now
             room = shutil.disk_usage(self.place.parent).free
             num_bytes = _bytes_in(source)
-            files = _Files(may_copy=_ROOM * num_bytes <= room)
+            is_final = is_version(self.source)
+            files = _Files(may_copy=_ROOM * num_bytes <= room and not is_final)
             _copy_folder(source, temporary, files)
-            if files.num_links:
+            if files.num_links and not is_final:
                 _log.warning(
                     "%s: %s bytes are free, too few for a copy of %s: it is served through hard links. "
                     "Replace it as you like, but do not write into its files",
@@ -113,6 +118,7 @@ class PrivateExports:
     def __init__(self) -> None:
         self._folders: dict[Path, OwnFolder | None] = {}
         self._places: dict[int, PrivateExport] = {}
+        self._leases: dict[int, Lease] = {}
 
     def of(self, source: Path, *, generation: int) -> PrivateExport:
         """Return the place for the copy of an export.
@@ -122,6 +128,7 @@ class PrivateExports:
             generation: of workers that load it.
         """
         if generation not in self._places:
+            self._leases[generation] = Lease(source)
             own = self._own_folder(source.parent)
             place = source if own is None else own.path / str(generation) / source.name
             self._places[generation] = PrivateExport(source=source, place=place)
@@ -132,12 +139,15 @@ class PrivateExports:
         # A list of its own, since the loop takes entries out.
         for generation in [each for each in self._places if each not in generations]:
             export = self._places.pop(generation)
+            self._leases.pop(generation).release()
             # Never the export itself, which is no copy of ours.
             if export.place != export.source:
                 shutil.rmtree(export.place.parent, ignore_errors=True)
 
     def delete(self) -> None:
         """Delete all copies: the server ends."""
+        for lease in self._leases.values():
+            lease.release()
         for own in self._folders.values():
             if own is not None:
                 own.delete()

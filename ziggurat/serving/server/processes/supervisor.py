@@ -9,7 +9,8 @@ Its workers are children in the sense of `child.py`.
     swap     workers of the new version load beside the old ones; when all are ready: new ones serve, old ones drain.
              If one cannot load, the new ones end, the swap is refused, and the old version stays.
              Who asked for it is answered when no old one takes connections any more
-    SIGHUP   swap to whatever the path of the command leads to now; --watch does so when that changes
+    SIGHUP   swap to whatever the path of the command leads to now; --watch does so when that changes, and for a
+             published folder (`published_folder.py`) that is done without a word, each `poll_s`
     SIGTERM  all drain, then end; new connections get 503 at once (`stand_in.py`)
     pause    Ctrl-Z or a frozen cgroup stops workers and supervisor alike: time in which this process did not run
              counts for no child as silence
@@ -34,11 +35,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.files.system_text import text_of
 from ziggurat.plain import JSON
 from ziggurat.serving.answers import export_version
 from ziggurat.serving.export.export_folder import identity_of
+from ziggurat.serving.export.published_folder import is_published, is_version, served_folder
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
 from ziggurat.serving.server.processes.child import Backoff, Child, Children
@@ -145,7 +147,8 @@ class Supervisor:
         self.own = own
         self._api_key = api_key
         self._on_ready = on_ready
-        self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
+        # A link or a pointer may lead elsewhere later: workers of a version load the same folder.
+        self._folder = served_folder(export.resolve())
         self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
         self._generation = self._last_generation = 0
         self._private = PrivateExports()
@@ -204,7 +207,8 @@ class Supervisor:
                 self._workers.flush()
                 self._excuse_pause()
                 self._kill_the_hung()
-                if self.config.watch and time.monotonic() - watched > WATCH_S:
+                pause_s = self._look_each_s()
+                if pause_s and time.monotonic() - watched > pause_s:
                     watched = time.monotonic()
                     self._check_export()
             self._stand_in.end()
@@ -453,16 +457,19 @@ class Supervisor:
             if asked_by is not None:
                 asked_by.control.send(refused=error.to_json(), number=number)
             return
-        if export == self._command:
-            self._last_identity = identity_of(export)  # a bad one is tried once
+        if export.absolute() == self._command.absolute():
+            self._last_identity = identity_of(self._command)  # a bad one is tried once
         # Counted on even where a swap is refused: its workers, which may still end, belong to no later one.
         self._last_generation += 1
         swap = _Swap(export=export, folder=export, generation=self._last_generation, asked_by=asked_by, number=number)
         swap.accept_loss = accept_loss
         self._swap = swap
         try:
-            swap.folder = export.resolve()
+            swap.folder = served_folder(export.resolve())
             found = "" if swap.folder.is_dir() else "no such folder"
+        except ExportError as problem:  # the pointer of a published folder
+            self._refuse_swap(swap, problem)
+            return
         except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a name that no file can have
             found = text_of(problem) if isinstance(problem, OSError) else str(problem)
         # Here, and not in a worker: none has to start to see that there is nothing to load.
@@ -477,7 +484,17 @@ class Supervisor:
                 ),
             )
             return
-        _log.info("loading %s", quoted(str(export)))
+        if swap.folder == self._folder and is_version(swap.folder):
+            self._answer_unchanged(swap)
+            return
+        _log.info("loading %s", quoted(str(swap.folder if is_version(swap.folder) else export)))
+
+    def _answer_unchanged(self, swap: _Swap) -> None:
+        """End a swap to the version of a published folder that is served already: a version never changes."""
+        self._swap = None
+        if swap.asked_by is not None:
+            version = self._versions.get(self._generation, "")
+            swap.asked_by.control.send(swapped=version, number=swap.number)
 
     def _advance_swap(self, swap: _Swap) -> None:
         ready = self._workers_in(swap.generation, State.READY)
@@ -536,6 +553,12 @@ class Supervisor:
         _log.error("%s is refused, the old version stays\n%s", quoted(str(swap.export)), in_lines(error))
         if swap.asked_by is not None:
             swap.asked_by.control.send(refused=error.to_json(), number=swap.number)
+
+    def _look_each_s(self) -> float:
+        """Seconds between two looks at what the path of the command leads to; 0: nobody looks."""
+        if is_published(self._command):
+            return self.config.poll_s
+        return WATCH_S if self.config.watch else 0.0
 
     def _check_export(self) -> None:
         identity = identity_of(self._command)

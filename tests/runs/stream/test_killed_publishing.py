@@ -1,0 +1,159 @@
+"""Streams that are killed while they publish: a reader that polls sees whole versions alone, and each window once.
+
+The reader runs all the time. Whatever the pointer names it loads, with digests and golden answers, and compares its
+weights with those of a stream that nobody killed: never half a version, never another one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs.stream.test_published_streams import same_bits, whole_state
+from tests.runs.stream.test_stream_runs import config_of, events
+from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.errors import MissingFileError, ZigguratError
+from ziggurat.runs.stream.publish import PublishConfig
+from ziggurat.runs.stream.run import stream_run
+from ziggurat.serving.export.published_folder import is_published, read_pointer, version_folder
+from ziggurat.serving.recommender import Recommender
+from ziggurat.testing.ranks import preload
+
+_context = mp.get_context("forkserver")
+MAX_LIFE_S = 300.0
+
+
+def live(base: str, name: str) -> None:
+    """Stream and publish to the end, from wherever the folders stand."""
+    config = config_of(Path(base) / "a.parquet")
+    publish = PublishConfig(folder=f"{base}/{name}-live", max_deltas=2, max_delta_share=100.0)
+    (Path(base) / f"begun-{os.getpid()}").touch()  # what is imported before is no part of a life
+    stream_run(config, folder=f"{base}/{name}", stream=StreamConfig(by="day", growing=60), publish=publish)
+
+
+class Reader:
+    """Polls a published folder, loads what the pointer names, and compares it with what each window should be."""
+
+    def __init__(self, folder: Path, *, reference: Path) -> None:
+        self._folder = folder
+        self._expected = {
+            each.name: whole_state(version_folder(reference, each.number)) for each in read_pointer(reference).versions
+        }
+        self.seen: dict[str, str] = {}  # window by version
+        self.problems: list[str] = []
+        self.polls = 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        latest = 0
+        while not self._ends.wait(0.002):
+            if not is_published(self._folder):
+                continue
+            self.polls += 1
+            try:
+                pointer = read_pointer(self._folder)
+                current = pointer.version(pointer.current)
+                assert current is not None
+                if current.version in self.seen:
+                    continue
+                loaded = Recommender.load(version_folder(self._folder, current.number))
+                if loaded.version != current.version:
+                    self.problems.append(f"{current.number} is {loaded.version}")
+                state = dict(loaded.chain.needed_ranker.packed.model.state_dict())
+                if not same_bits(state, self._expected[current.name]):
+                    self.problems.append(f"{current.number} has other weights than {current.name}")
+                if current.number < latest:
+                    self.problems.append(f"{current.number} after {latest}")
+                latest = current.number
+                self.seen[current.version] = current.name
+            except MissingFileError:
+                self.problems.append("a version is gone")
+            except ZigguratError as error:
+                self.problems.append(str(error))
+
+
+def is_publishing(folder: Path) -> bool:
+    """Whether a version is being written just now."""
+    try:
+        return any(each.name.startswith(".0") for each in os.scandir(folder / "versions"))
+    except OSError:
+        return False
+
+
+def kill_while_publishing(base: Path, name: str, *, rng: random.Random) -> bool:
+    """Start a life of the stream and kill it within a publication; False if it came to its end before."""
+    process = _context.Process(target=live, args=(str(base), name))
+    process.start()
+    number = rng.randint(1, 3)
+    was = False
+    while process.is_alive() and number:
+        now = is_publishing(base / f"{name}-live")
+        number -= now and not was
+        was = now
+        time.sleep(0.0005)
+    # Anywhere between the first file of the version and some time behind the pointer.
+    end = time.monotonic() + rng.uniform(0.0, 0.25)
+    while process.is_alive() and time.monotonic() < end:
+        time.sleep(0.001)
+    is_killed = process.is_alive()
+    if is_killed:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    process.join(MAX_LIFE_S)
+    assert is_killed or process.exitcode == 0
+    return is_killed
+
+
+def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
+    """Kill publishing streams until there were so many kills; count kills, streams, half versions and versions seen."""
+    preload()
+    events(600, days=6).write_parquet(base / "a.parquet")
+    live(str(base), "whole")
+    rng = random.Random(seed)
+    counts = {"kills": 0, "streams": 0, "half": 0, "seen": 0, "polls": 0}
+    while counts["kills"] < kills:
+        counts["streams"] += 1
+        name = f"cut-{counts['streams']}"
+        folder = base / f"{name}-live"
+        with Reader(folder, reference=base / "whole-live") as reader:
+            while counts["kills"] < kills and kill_while_publishing(base, name, rng=rng):
+                counts["kills"] += 1
+                counts["half"] += is_publishing(folder)
+            live(str(base), name)
+            time.sleep(0.05)
+        assert reader.problems == []
+        versions = read_pointer(folder).versions
+        assert [each.window for each in versions] == [1, 2, 3, 4, 5, 6]
+        assert sorted(os.listdir(folder / "versions")) == [f"{each.number:06}" for each in versions]
+        assert not is_publishing(folder)
+        counts["seen"] += len(reader.seen)
+        counts["polls"] += reader.polls
+    return counts
+
+
+@pytest.mark.slow
+def test_kills_while_publishing_show_nobody_half_a_version(tmp_path: Path) -> None:
+    counts = check_kills(tmp_path, kills=60, seed=4)
+    assert counts["half"] > 10, counts
+    print(f"\n{counts}: no half version, none twice, none with other weights")
+
+
+def test_a_kill_while_publishing_leaves_what_the_next_start_removes(tmp_path: Path) -> None:
+    counts = check_kills(tmp_path, kills=2, seed=1)
+    assert counts["kills"] == 2

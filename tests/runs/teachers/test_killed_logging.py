@@ -1,0 +1,149 @@
+"""Logging a teacher that is killed again and again ends with the side table of one that nobody killed.
+
+A reader opens the side table all the time: it finds complete parts alone, and no example twice.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+import ziggurat as zg
+from ziggurat.data.teachers.side_table import versions_in
+from ziggurat.errors import MissingFileError, ZigguratError
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.precision import Precision
+from ziggurat.runs.teachers.log import log_teacher
+from ziggurat.testing.ranks import preload
+
+_context = mp.get_context("forkserver")
+NUM_ROWS = 60_000
+PART_ROWS = 2_000
+FIRST = 1_767_225_600  # 2026-01-01
+SCHEMA = zg.Schema(
+    features=(zg.Categorical(name="user"), zg.Categorical(name="item")), labels=(zg.Label(name="click"),), time="at"
+)
+
+
+def rows(count: int, *, first: int = 0) -> pl.DataFrame:
+    n = pl.int_range(first, first + count, eager=True)
+    frame = pl.DataFrame({"user": n * 7 % 4001, "item": n * 11 % 2503})
+    return frame.with_columns(click=(n * 13 % 5 == 0).cast(pl.Int64), at=FIRST + n)
+
+
+def log(base: str, out: str) -> None:
+    """Log the teacher to the end, from wherever the side table stands."""
+    run = zg.load_run(f"{base}/big")
+    (Path(base) / f"begun-{os.getpid()}").touch()
+    log_teacher(run, f"{base}/new.parquet", out=out, rows_per_part=PART_ROWS)
+
+
+def table_of(folder: Path) -> pl.DataFrame:
+    """The logged examples with their logits and vectors, in one order; each once."""
+    (version,) = versions_in(folder)
+    table = pl.concat([pl.from_arrow(pq.read_table(part)) for part in version.parts])  # type: ignore[type-var]
+    assert isinstance(table, pl.DataFrame)
+    assert table["example"].n_unique() == table.height == NUM_ROWS
+    return table.select("example", "logit:click", "vector").sort("example")
+
+
+class Reader:
+    """Opens the side table all the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.problems: list[str] = []
+        self.most = 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        while not self._ends.wait(0.01):
+            if not self._folder.is_dir():
+                continue
+            try:
+                for version in versions_in(self._folder):
+                    index, logits = version.logits()
+                    assert len(index) == len(logits)
+                    assert np.isfinite(logits).all()
+                    assert len(index) >= self.most
+                    self.most = len(index)
+            except MissingFileError:  # the folder is there before its first version
+                continue
+            except (ZigguratError, AssertionError) as error:
+                self.problems.append(f"{type(error).__name__}: {error}")
+
+
+def kill_once(base: Path, out: Path, *, rng: random.Random, longest_s: float) -> bool:
+    process = _context.Process(target=log, args=(str(base), str(out)))
+    process.start()
+    while process.is_alive() and not (base / f"begun-{process.pid}").exists():
+        time.sleep(0.002)
+    end = time.monotonic() + rng.uniform(0.0, longest_s)
+    while process.is_alive() and time.monotonic() < end:
+        time.sleep(0.001)
+    is_killed = process.is_alive()
+    if is_killed:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    process.join(300)
+    assert is_killed or process.exitcode == 0
+    return is_killed
+
+
+def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
+    preload()
+    rows(2_000).write_parquet(base / "old.parquet")
+    rows(NUM_ROWS, first=2_000).write_parquet(base / "new.parquet")
+    embedding = zg.EmbeddingConfig(kernel=KernelChoice.TORCH)
+    config = zg.table_run(zg.DNNConfig(embedding_dim=4, embedding=embedding), SCHEMA)
+    data = replace(config.data, train=(str(base / "old.parquet"),))
+    training = replace(config.training, epochs=1, threads=1, precision=Precision.FP32)
+    zg.train_run(replace(config, data=data, training=training), folder=base / "big")
+    begin = time.monotonic()
+    log(str(base), str(base / "whole"))
+    longest_s = time.monotonic() - begin
+    whole = table_of(base / "whole")
+    rng = random.Random(seed)
+    counts = {"kills": 0, "tables": 0, "begun": 0}
+    while counts["kills"] < kills:
+        counts["tables"] += 1
+        out = base / f"cut-{counts['tables']}"
+        with Reader(out) as reader:
+            while counts["kills"] < kills and kill_once(base, out, rng=rng, longest_s=longest_s):
+                counts["kills"] += 1
+                counts["begun"] += reader.most > 0
+            log(str(base), str(out))
+        assert reader.problems == []
+        assert table_of(out).equals(whole)
+    return counts
+
+
+@pytest.mark.slow
+def test_kills_while_a_teacher_is_logged_lose_no_example_and_bring_none_twice(tmp_path: Path) -> None:
+    counts = check_kills(tmp_path, kills=40, seed=3)
+    assert counts["begun"] > 5, counts
+    print(f"\n{counts}: the side table of one that was left alone")
+
+
+def test_a_killed_logging_goes_on_to_the_same_side_table(tmp_path: Path) -> None:
+    assert check_kills(tmp_path, kills=2, seed=1)["kills"] == 2

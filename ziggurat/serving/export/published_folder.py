@@ -1,0 +1,397 @@
+"""A published folder: versions of one export side by side, and one pointer that says which of them is served.
+
+    exports/live/
+      published.json      the pointer: which version is current, and what each version is
+      versions/000007/    an export (`export_folder.py`): complete by itself, never changed
+      versions/000008/
+      publisher.lock      while a stream publishes here
+
+A version is written under a temporary name, checked, and renamed; then the pointer is replaced in one step. Who reads
+the pointer first and the version after it never sees half of one. Files of a version that are those of the version
+before are hard links, so a folder may be deleted without harm to those after it.
+
+*Rolled back*: the pointer leads to an older version, and is held there: versions that are published later wait for
+somebody to release it. A stream says so with each of them. Whatever reads an export by its path (`open_export`, and
+with it `Recommender.load`, the verbs and the server) takes a published folder too, and reads its current version.
+
+*In use*: a server locks the manifest of the version that it serves (`flock`, shared), and the lock ends with the
+process, however it ends. A version that is locked, current, or among the newest is not removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from ziggurat.commands import pasted
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
+from ziggurat.files import FileLock, Format, temporary_beside, writing_to
+from ziggurat.typed import Count, CountOrNone
+
+POINTER_NAME = "published.json"
+VERSIONS = "versions"
+_LOCK = "published.lock"
+_MANIFEST = "export.json"
+_PATIENCE_S = 20.0  # the pointer is locked while a small file is written
+_POLL_S = 0.02
+_NUMBER = re.compile(r"\d{6,}")
+_LEFT = re.compile(r"\.\d{6,}\.\d{1,9}\.[0-9a-f]{8}\.tmp")
+T = TypeVar("T")
+
+POINTER = Format(
+    name="ziggurat.published",
+    what="the pointer of a published folder",
+    error=ExportError,
+    ways_out=("restore the file from a copy", "publish into another folder: --publish FOLDER"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A version of a published folder.
+
+    Args:
+        number: of the version, from 1 on; never used twice.
+        version: 16 hex digits of its content, as answers carry them.
+        run: which stream it came from; 16 hex digits that a stream draws once.
+        window: number of the newest window that was trained.
+        name: of that window.
+        step: of the weights.
+        watermark: time of the newest row that was trained; "" where the schema has no time.
+        deltas: how many deltas lie over its base; 0: it is written whole.
+        rows: of tables that were written: those that changed since the version before, or all.
+        new_bytes: of files that no version before has.
+        created: UTC time in ISO format.
+        seconds: from the end of training on the window to readers that could see the version.
+        cpu_s: of the stream's first process meanwhile, which say more than seconds on a machine that is shared.
+        metrics: of the window, by the weights before it was trained.
+    """
+
+    number: Count
+    version: str
+    run: str
+    window: CountOrNone
+    name: str
+    step: CountOrNone
+    watermark: str = ""
+    deltas: CountOrNone = 0
+    rows: CountOrNone = 0
+    new_bytes: CountOrNone = 0
+    created: str = ""
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer:
+    """The content of published.json.
+
+    Args:
+        current: number of the version that is read.
+        last: the highest number that was given.
+        held: the current version stays although newer ones are published: it was rolled back to.
+        versions: those that are there, in order.
+    """
+
+    current: Count
+    last: Count
+    held: bool = False
+    versions: tuple[Publication, ...] = ()
+
+    def version(self, number: int) -> Publication | None:
+        """Return a version by its number; None where it is not there."""
+        return next((each for each in self.versions if each.number == number), None)
+
+    @property
+    def newest(self) -> Publication:
+        """Return the version that was published last."""
+        return self.versions[-1]
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether a folder is a published one: it has a pointer."""
+    return os.path.lexists(folder / POINTER_NAME)
+
+
+def is_version(folder: Path) -> bool:
+    """Return whether a folder is a version of a published one, which nobody changes."""
+    return (
+        folder.parent.name == VERSIONS
+        and _NUMBER.fullmatch(folder.name) is not None
+        and is_published(folder.parent.parent)
+    )
+
+
+def version_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a version."""
+    return folder / VERSIONS / f"{number:06}"
+
+
+def read_pointer(folder: Path) -> Pointer:
+    """Read the pointer of a published folder.
+
+    Raises:
+        MissingFileError: there is none.
+        ExportError: it is damaged, or names a version that it does not list.
+    """
+    where = str(folder / POINTER_NAME)
+    pointer = from_json(Pointer, POINTER.read(where), where=where, error=ExportError)
+    if pointer.version(pointer.current) is None:
+        raise ExportError(
+            expected=f"version {pointer.current} among those that it lists",
+            found=", ".join(str(each.number) for each in pointer.versions) or "none",
+            where=where,
+            ways_out=POINTER.ways_out,
+        )
+    return pointer
+
+
+def served_folder(folder: Path) -> Path:
+    """Return the folder to read: the current version of a published folder, any other folder itself.
+
+    Raises:
+        ExportError: the pointer is damaged.
+    """
+    if not is_published(folder):
+        return folder
+    return version_folder(folder, read_pointer(folder).current)
+
+
+def change_pointer(folder: Path, change: Callable[[Pointer | None], Pointer]) -> Pointer:
+    """Replace the pointer in one step, one process at a time.
+
+    Args:
+        folder: the published folder.
+        change: makes the new pointer of the present one, which is None before the first version.
+
+    Raises:
+        FileError: another process holds the pointer, or the system refuses.
+    """
+    lock = FileLock(folder / _LOCK)
+    end = time.monotonic() + _PATIENCE_S
+    with writing_to(lock.path, FileError):
+        while not lock.take():
+            if time.monotonic() > end:
+                raise FileError(
+                    expected="the pointer, which one process at a time may change",
+                    found=f"another one that does: {lock.holder()}",
+                    where=str(lock.path),
+                    ways_out=("wait until it ends, or end it",),
+                )
+            time.sleep(_POLL_S)
+    try:
+        pointer = change(read_pointer(folder) if is_published(folder) else None)
+        POINTER.write(folder / POINTER_NAME, to_json(pointer))
+    finally:
+        lock.release()
+    return pointer
+
+
+def roll_back(folder: str | Path, *, to: str = "") -> tuple[Pointer, Pointer]:
+    """Let readers of a published folder have another version, and hold it there; or release it.
+
+    Args:
+        folder: the published folder.
+        to: number of a version, or its hex digits; "": the one before the current one; "newest": the newest one, and
+            versions that are published from now on are current at once again.
+
+    Returns:
+        The pointer before and after.
+
+    Raises:
+        ConfigError: no published folder, or no such version.
+        ExportError: a file of that version is damaged.
+    """
+    from ziggurat.serving.export.export_folder import open_export  # which asks this module where to read
+
+    path = Path(folder)
+    if not is_published(path):
+        raise ConfigError(
+            expected="a folder that a stream publishes into",
+            found=f"a folder without {POINTER_NAME}" if path.is_dir() else "no such folder",
+            where=str(path),
+            ways_out=("check the path", f"publish into it: ziggurat stream RECIPE … --publish {pasted(path)}"),
+        )
+    before: list[Pointer] = []
+
+    def change(pointer: Pointer | None) -> Pointer:
+        assert pointer is not None, "looked at above"
+        chosen = _chosen(pointer, to=to, where=str(path))
+        open_export(version_folder(path, chosen.number))  # all of its files, before anybody is sent there
+        before.append(pointer)
+        return replace(pointer, current=chosen.number, held=to != NEWEST)
+
+    after = change_pointer(path, change)
+    return before[0], after
+
+
+NEWEST = "newest"
+
+
+def _chosen(pointer: Pointer, *, to: str, where: str) -> Publication:
+    versions = pointer.versions
+    if to == NEWEST:
+        return pointer.newest
+    if not to:
+        earlier = [each for each in versions if each.number < pointer.current]
+        if earlier:
+            return earlier[-1]
+        found = f"version {pointer.current}, the oldest one that is kept"
+    else:
+        fits = [each for each in versions if to in (each.version, str(each.number), f"{each.number:06}")]
+        if fits:
+            return fits[-1]
+        found = f"{to!r:.80}, and versions {', '.join(str(each.number) for each in versions)}"
+    raise ConfigError(
+        expected="a version before the current one" if not to else "number or hex digits of a version that is kept",
+        found=found,
+        where=where,
+        ways_out=(
+            *(f"--to {each.number}: {each.name}" for each in versions[-3:]),
+            "keep more of them: ziggurat stream … --publish-keep 16",
+        ),
+    )
+
+
+@contextlib.contextmanager
+def publishing(folder: Path) -> Iterator[None]:
+    """Hold the right to publish into a folder, which is made; and remove what a killed publisher left.
+
+    Raises:
+        ConfigError: something else is in the folder, or another process publishes there.
+    """
+    if folder.exists() and not is_published(folder):
+        others = [] if not folder.is_dir() else sorted(set(os.listdir(folder)) - {VERSIONS, "publisher.lock", _LOCK})
+        if not folder.is_dir() or others:
+            raise ConfigError(
+                expected="a folder that does not exist yet, or one that is published into",
+                found=f"a folder with {', '.join(others[:3])}" if others else "a file",
+                where=f"--publish {folder}",
+                ways_out=(f"--publish {pasted(folder / 'live') if folder.is_dir() else 'exports/live'}",),
+            )
+    lock = FileLock(folder / "publisher.lock")
+    with writing_to(lock.path, FileError):
+        (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + _PATIENCE_S
+        while not lock.take():
+            if time.monotonic() > end:
+                raise ConfigError(
+                    expected="one process at a time that publishes into a folder",
+                    found=f"another one that does: {lock.holder()}",
+                    where=str(folder),
+                    ways_out=("wait until it ends, or end it", "publish into another folder: --publish exports/other"),
+                )
+            time.sleep(_POLL_S)
+    try:
+        _remove_left(folder)
+        yield
+    finally:
+        lock.release()
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove versions that a killed publisher began and nobody was ever sent to; nothing that has another name."""
+    listed: Collection[int] = ()
+    if is_published(folder):
+        listed = {each.number for each in read_pointer(folder).versions}
+    for entry in os.scandir(folder / VERSIONS):
+        is_begun = _LEFT.fullmatch(entry.name) is not None
+        is_unlisted = _NUMBER.fullmatch(entry.name) is not None and int(entry.name) not in listed
+        if not entry.is_dir(follow_symlinks=False) or not (is_begun or is_unlisted):
+            continue
+        path = Path(entry.path)
+        # A version that is not listed was pruned or never pointed to. One that a server still holds stays until then.
+        if is_begun or ((path / _MANIFEST).is_file() and not in_use(path)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, *, keep: int) -> list[int]:
+    """Remove the oldest versions beyond a number; never the current one, nor one that a server holds.
+
+    Args:
+        folder: the published folder, whose right to publish is held.
+        keep: how many stay at least.
+
+    Returns:
+        Numbers of those that are gone.
+    """
+    gone: list[int] = []
+
+    def without(pointer: Pointer | None) -> Pointer:
+        assert pointer is not None, "something was published"
+        for each in pointer.versions[:-keep]:
+            if each.number != pointer.current and not in_use(version_folder(folder, each.number)):
+                gone.append(each.number)
+        return replace(pointer, versions=tuple(each for each in pointer.versions if each.number not in gone))
+
+    if len(read_pointer(folder).versions) <= keep:
+        return []
+    # The list first: whoever reads it afterwards is sent to none of those that go.
+    change_pointer(folder, without)
+    for number in gone:
+        path = version_folder(folder, number)
+        aside = temporary_beside(path)
+        with contextlib.suppress(OSError):  # what cannot be removed now is removed at the next start
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+    return gone
+
+
+def in_use(version: Path) -> bool:
+    """Return whether a server on this machine holds a version."""
+    try:
+        descriptor = os.open(version / _MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or a file system without locks, which cannot say that it is not
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class Lease:
+    """A version that is not removed while this object, or a process that inherited it, holds it.
+
+    Args:
+        version: its folder; any other folder is not held.
+    """
+
+    def __init__(self, version: Path) -> None:
+        self._descriptor = -1
+        if not is_version(version):
+            return
+        with contextlib.suppress(OSError):  # without locks there, the number of kept versions is all that protects it
+            self._descriptor = os.open(version / _MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """Give it back, also where processes that were forked meanwhile have the same descriptor."""
+        if self._descriptor < 0:
+            return
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def pointer_identity(folder: Path) -> object:
+    """Return what changes when a published folder leads elsewhere; None while that cannot be read."""
+    try:
+        pointer = read_pointer(folder)
+    except (ZigguratError, OSError):
+        return None
+    current = pointer.version(pointer.current)
+    return str(folder), pointer.current, "" if current is None else current.version
