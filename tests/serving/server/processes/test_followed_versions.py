@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -178,7 +179,9 @@ def test_no_answer_is_lost_and_none_mixes_versions_while_versions_fly_by(tmp_pat
         asker.join()
     assert {status for status, _ in seen} == {200}
     versions = [int(version[1:]) for _, version in seen]
-    assert versions == sorted(versions)
+    # Two workers end one after the other, so for a moment the version before still answers; an older one never does.
+    newest = itertools.accumulate(versions, max)
+    assert all(version >= most - 1 for version, most in zip(versions, newest, strict=True))
     assert len(set(versions)) > 2
 
 
