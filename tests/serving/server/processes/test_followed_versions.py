@@ -72,7 +72,8 @@ def test_a_server_follows_the_pointer_forwards_and_back(tmp_path: Path) -> None:
         wait_until(lambda: answers(server) == "v4")
         lead_to(live, 2)
         wait_until(lambda: answers(server) == "v2")
-        assert server.get("/readyz")[1].count('"v2"') == 1
+        # The last worker of the version before may answer this once more.
+        wait_until(lambda: server.get("/readyz")[1].count('"v2"') == 1)
 
 
 def test_a_worker_that_is_replaced_has_the_version_that_is_served(tmp_path: Path) -> None:
