@@ -43,6 +43,7 @@ NAMES = {
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",
     "stream": "training window after window, each scored first, against one batch run over the same rows",
     "delayed": "labels that come later: waiting, assumed negatives, four losses, on streams whose truth is known",
+    "warm_start": "ten million rows carried over by raw id, and runs that begin from another one beside cold ones",
     "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
     "distil_history": "a teacher's vectors of users' earlier rows (LoopFM) beside logged scores, on two made sets",
     "filters": "masks of filters over a million items, against polars on the same columns",
@@ -77,6 +78,8 @@ WITH_OPTIONS = (
     "gpu",
     "tables",
     "numerics",
+    "self_distil",
+    "warm_start",
 )
 # These write what they have found after each case: their `run` takes `save`.
 SAVED_BY_CASE = ("gpu",)

@@ -156,6 +156,18 @@ def test_split_of_a_large_block(cpp: CppTextKernel):
     assert fields.simple.all()
 
 
+@settings(deadline=None, max_examples=100)
+@given(texts=st.lists(st.text(max_size=40), max_size=30), skipped=st.integers(0, 5))
+def test_hashes_of_texts(cpp: CppTextKernel, texts: list[str], skipped: int):
+    """Texts may begin anywhere in their buffer, and one that ends with it is not read beyond."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([skipped, *map(len, encoded)]).astype(np.int64)
+    data = np.frombuffer(b"x" * skipped + b"".join(encoded), dtype=np.uint8)
+    hashes, reference = (kernel.hash_texts(data, offsets=offsets) for kernel in (cpp, NUMPY))
+    assert hashes.dtype == reference.dtype == np.uint64
+    assert hashes.tolist() == reference.tolist() == hash_ids(np.array(texts, dtype=object)).tolist()
+
+
 # ---------------------------------------------------------------- tables of keys
 
 KEYS = st.lists(

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from ziggurat.errors import DataError
-from ziggurat.studies.compare_statistics import delong, paired_difference, placements, wilcoxon_p
+from ziggurat.studies.compare_statistics import delong, holm, paired_difference, placements, wilcoxon_p
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,22 @@ def test_delong_over_seeds_is_the_mean_auc() -> None:
     runs = [labels + rng.normal(0, 2.0, 200) for _ in range(3)]
     assert placements(runs, labels).auc == pytest.approx(np.mean([_pairs(run, labels).mean() for run in runs]))
     assert delong(placements(runs, labels), placements(runs, labels))[2] == 1.0
+
+
+def test_holm_corrects_by_the_number_of_tests_that_are_left() -> None:
+    # 4 · 0.005 = 0.02, 3 · 0.01 = 0.03, 2 · 0.03 = 0.06, and 1 · 0.04 is raised to the one before.
+    assert holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_rejects_what_its_steps_reject() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        found = rng.uniform(0.0, 0.1, 6).tolist()
+        rejected = set[int]()
+        for step, index in enumerate(sorted(range(6), key=found.__getitem__)):
+            if found[index] > 0.05 / (6 - step):
+                break
+            rejected.add(index)
+        assert {index for index, p in enumerate(holm(found)) if p <= 0.05} == rejected

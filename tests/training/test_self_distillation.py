@@ -7,7 +7,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -44,6 +45,7 @@ from ziggurat.training.config import (
     StepGraphs,
     TrainingConfig,
 )
+from ziggurat.training.step.self_distillation import _VIEWS, _kept
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
@@ -305,3 +307,23 @@ def test_a_stream_says_how_long_the_weight_rises(tmp_path: Path) -> None:
     stream_run(config, folder=tmp_path / "run", stream=stream)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["self_distil_weight"] for line in lines if line["kind"] == "train"] == [0.0, 0.9]
+
+
+@pytest.mark.parametrize("dims", [(4, 4, 4), (4, 2, 8)])
+def test_fields_are_left_out_as_a_whole_and_the_others_are_larger(dims: tuple[int, ...]) -> None:
+    model = build_model(DLRMConfig(embedding_dim=4), small_inputs(), seed=0)
+    step = TrainStep(model, replace(CONFIG, self_distil=replace(SMC2, field_dropout=0.4, ramp_steps=4)))
+    own = step.self_distillation
+    assert own is not None
+    batch = random_batch(small_inputs(), 50)
+    fields = torch.randn(50, sum(dims))
+    draw = StepDraw(1, 2)
+    own._model = cast(Any, SimpleNamespace(field_dims=dims))
+    found = own._some_fields(fields, batch, view=0, draw=draw)
+    kept = _kept(batch.row_ids, num_fields=len(dims), share=0.4, draw=draw, purpose=_VIEWS)
+    assert 0 < int(kept.sum()) < kept.numel()
+    begin = 0
+    for field, dim in enumerate(dims):
+        factor = (kept[:, field] / 0.6).unsqueeze(1)
+        assert torch.equal(found[:, begin : begin + dim], fields[:, begin : begin + dim] * factor)
+        begin += dim

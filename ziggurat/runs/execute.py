@@ -369,6 +369,7 @@ def train_run(
             lock=lock,
         )
         warm = None if parent is None else take_weights(parent, trainer, config=config, prepared=prepared)
+        parent = None  # with its ids and what finds them: 80 bytes an id that training may need
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if trainer.growing is not None:

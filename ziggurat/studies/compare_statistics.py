@@ -98,6 +98,24 @@ def wilcoxon_p(differences: Sequence[float]) -> float:
     return float(found.pvalue)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values of several tests, corrected so that all of them together err with the chance that one has.
+
+    The smallest of m is multiplied by m, the next one by m − 1 and so on, and none is below one that was smaller.
+
+    Args:
+        p_values: of one family of tests, in any order.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    """
+    corrected = [1.0] * len(p_values)
+    largest = 0.0
+    for num_smaller, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - num_smaller) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
 @dataclass(frozen=True, kw_only=True)
 class Placements:
     """DeLong's structural components of one model, averaged over its runs.

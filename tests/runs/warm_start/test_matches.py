@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -14,7 +17,8 @@ from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.schema import Encoding, NumericTransform, Table
-from ziggurat.runs.warm_start.matches import RowMatch, match_rows
+from ziggurat.runs.warm_start.matches import GrownIds, RowMatch, _match_growing, match_rows
+from ziggurat.runs.warm_start.take import _num_met
 
 ENCODINGS = {
     "vocabulary": Table(name="user"),
@@ -109,7 +113,10 @@ def test_buckets_are_matched_by_what_falls_into_them() -> None:
     assert same.mine.tolist() == same.theirs.tolist() == [3, 4, 5, 6]
 
 
-def test_a_table_of_many_ids_is_matched_in_bulk() -> None:
+@pytest.mark.parametrize("at_once", [1 << 20, 7_000])
+def test_a_table_of_many_ids_is_matched_in_bulk(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    for module in ("ziggurat.data.preprocess.values.vocabulary", "ziggurat.runs.warm_start.matches"):
+        monkeypatch.setattr(f"{module}._IDS_AT_ONCE", at_once)
     ids = [f"user-{number}" for number in range(200_000)]
     schema = zg.Schema(features=(zg.Categorical(name="user"),))
     parent, child = (
@@ -119,3 +126,43 @@ def test_a_table_of_many_ids_is_matched_in_bulk() -> None:
     assert (match.num_taken, match.num_gone) == (100_000, 50_000)
     mine = child.vocabularies["user"].ids.gather(match.mine - 3)
     assert mine.equals(parent.vocabularies["user"].ids.gather(match.theirs - 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(3, 30), st.integers(1, 400)), max_size=25),
+    st.integers(1, 30),
+    st.randoms(use_true_random=False),
+)
+def test_a_growing_table_begins_with_the_most_frequent_ids(
+    ids: list[tuple[int, int]], num_rows: int, random: random.Random
+) -> None:
+    """Of ids that share a number the first one counts; ids that are as frequent stand in the order of their rows."""
+    table = Table(name="user", encoding=Encoding.GROWING, num_rows=num_rows)
+    their_rows = list(range(3, 3 + len(ids)))
+    random.shuffle(their_rows)
+    numbers = np.array([number for number, _ in ids], dtype=np.int64)
+    frequency = np.array([count for _, count in ids], dtype=np.int64)
+    match = _match_growing(table, numbers=numbers, rows=np.array(their_rows, dtype=np.int32), frequency=frequency)
+    first: dict[int, tuple[int, int]] = {}
+    for (number, count), row in zip(ids, their_rows, strict=True):
+        first.setdefault(number, (row, min(count, 255)))
+    wanted = sorted(first.items(), key=lambda each: (-each[1][1], each[1][0]))[:num_rows]
+    assert match.grown is not None
+    assert match.grown.numbers.tolist() == [number for number, _ in wanted]
+    assert match.theirs.tolist() == [row for _, (row, _) in wanted]
+    assert match.mine.tolist() == list(range(3, 3 + len(wanted)))
+    assert match.grown.frequency.tolist() == [count for _, (_, count) in wanted]
+    assert match.num_gone == len(first) - len(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(3, 60), unique=True, max_size=30), st.lists(st.integers(3, 80), max_size=40))
+def test_look_ups_that_meet_a_row_are_counted(taken: list[int], looked_up: list[int]) -> None:
+    rows = np.array(looked_up, dtype=np.int64)
+    wanted = sum(row in taken for row in looked_up)
+    known = np.array(taken, dtype=np.int64)
+    by_row = RowMatch(table="user", theirs=known, mine=known)
+    assert _num_met(rows, by_row) == wanted
+    grown = GrownIds(numbers=known, frequency=np.ones(len(known), dtype=np.uint8))
+    assert _num_met(rows, replace(by_row, grown=grown)) == wanted

@@ -94,7 +94,11 @@ def test_the_same_data_goes_on_with_exactly_the_parents_weights(place: Path) -> 
     )
 
 
-def test_rows_follow_their_ids_and_a_plain_dict_says_the_same(place: Path) -> None:
+@pytest.mark.parametrize("block_bytes", [64 << 20, 100])
+def test_rows_follow_their_ids_and_a_plain_dict_says_the_same(
+    place: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr("ziggurat.runs.warm_start.parent._BLOCK_BYTES", block_bytes)
     first = train_run(config_of(), folder="runs/a", data=events(600))
     second = train_run(config_of(), folder="runs/b", data=events(600, seed=3, first_user=15), warm_start=first)
     before = taken_at(first)
@@ -318,3 +322,27 @@ def test_the_command_takes_schema_and_sizes_of_the_parent(place: Path, capsys: p
     run = zg.fit(events(400, seed=5), warm_start="runs/last", out="runs/fit", settings={"training.epochs": 1})
     assert run.config.warm_start.run.endswith("runs/last")
     assert run.config.model == dataclasses.replace(DNN, embedding=run.config.model.embedding)
+
+
+def test_rows_of_a_hash_are_taken_into_a_larger_one_block_by_block(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row of the parent goes to three of the run: more than one block of rows has."""
+    monkeypatch.setattr("ziggurat.runs.warm_start.parent._BLOCK_BYTES", 5 * 4 * 4)  # five rows
+
+    def hashed(num_rows: int) -> RunConfig:
+        table = Table(name="user", encoding=Encoding.HASHING, num_rows=num_rows)
+        return config_of(
+            {"warm-start.optimizers": "true"}, schema=dataclasses.replace(SCHEMA, tables=(*SCHEMA.tables, table))
+        )
+
+    first = train_run(hashed(16), folder="runs/a", data=events(600))
+    second = train_run(hashed(48), folder="runs/b", data=events(600, seed=3), warm_start=first)
+    before = taken_at(first)
+    begun = tensors(second, 0)
+    kept_by_optimizer = [each for each in begun if each.startswith("table_optimizer.user.") and begun[each].dim()]
+    assert kept_by_optimizer
+    for name in ("model.embeddings.tables.user.weight", *kept_by_optimizer):
+        kept = before[name][3:]
+        assert torch.equal(begun[name][3:], torch.cat([kept, kept, kept])), name
+        assert torch.equal(begun[name][1:3], before[name][1:3])

@@ -309,6 +309,16 @@ void ziggurat_copy(const uint8_t* data, const int32_t* starts, const int32_t* le
   }
 }
 
+// The stable hash of each of `count` texts: text i is the bytes from offsets[i] up to offsets[i + 1] of `size` bytes.
+void ziggurat_hash(const uint8_t* data, int64_t size, const int64_t* offsets, int64_t count, uint64_t* hashes) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t start = offsets[i];
+    const uint64_t length = static_cast<uint64_t>(offsets[i + 1] - start);
+    const uint64_t word = length ? load_word(data, start, size) : 0;
+    hashes[i] = hash(data, size, word, start, length);
+  }
+}
+
 // The number of each key, -1 for keys that are not in the table of 2^bits slots.
 void ziggurat_find(const uint64_t* table, const int32_t* table_numbers, int64_t bits, const uint64_t* keys, int64_t size,
                    int32_t* numbers) {

@@ -25,6 +25,7 @@ _PROTOTYPES = {
         [c_char_p, c_int64, c_uint8, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "ziggurat_copy": (None, [c_char_p, c_void_p, c_void_p, c_int64, c_void_p]),
+    "ziggurat_hash": (None, [c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
     "ziggurat_find": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
     "ziggurat_add": (
         c_int64,
@@ -81,6 +82,14 @@ class CppTextKernel:
         copied = np.empty(int(lengths.sum(dtype=np.int64)), dtype=np.uint8)
         self._library.ziggurat_copy(data, _at(starts), _at(lengths), len(starts), _at(copied))
         return copied
+
+    def hash_texts(self, data: np.ndarray, *, offsets: np.ndarray) -> np.ndarray:
+        """Stable hashes of texts that lie one after the other."""
+        data = _packed(data, np.uint8)
+        offsets = _packed(offsets, np.int64)
+        hashes = np.empty(len(offsets) - 1, dtype=np.uint64)
+        self._library.ziggurat_hash(_at(data), len(data), _at(offsets), len(hashes), _at(hashes))
+        return hashes
 
     def find(self, slots: KeySlots, keys: np.ndarray) -> np.ndarray:
         """Numbers of keys."""

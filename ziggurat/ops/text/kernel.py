@@ -87,6 +87,15 @@ class TextKernel(Protocol):
         """(lengths.sum(),) uint8 bytes of N fields, one behind the other."""
         ...
 
+    def hash_texts(self, data: UInt8[np.ndarray, " M"], *, offsets: Int64[np.ndarray, " N+1"]) -> np.ndarray:
+        """(N,) uint64 stable hashes (`features/hashing.py`) of N texts.
+
+        Args:
+            data: UTF-8 bytes.
+            offsets: rising positions in it; text i is `data[offsets[i] : offsets[i + 1]]`.
+        """
+        ...
+
     def find(self, slots: KeySlots, keys: UInt64[np.ndarray, " N"]) -> Int32[np.ndarray, " N"]:
         """(N,) the number of each key, -1 for keys that are not in the table; key 0 is taken as key 1."""
         ...

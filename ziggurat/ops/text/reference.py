@@ -87,6 +87,10 @@ class NumpyTextKernel:
         position = np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum(dtype=np.int64)))
         return np.frombuffer(data, dtype=np.uint8)[position]
 
+    def hash_texts(self, data: np.ndarray, *, offsets: np.ndarray) -> np.ndarray:
+        """Stable hashes of texts that lie one after the other."""
+        return hashing.hash_texts(offsets, data=data)
+
     def find(self, slots: KeySlots, keys: np.ndarray) -> np.ndarray:
         """Numbers of keys."""
         # 0 marks an empty slot, so the key 0 is kept as 1.

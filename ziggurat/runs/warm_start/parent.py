@@ -83,29 +83,46 @@ class Parent:
         assert shape is not None, name
         return shape
 
-    def blocks(self, name: str, rows: Int64[np.ndarray, " K"], *, key: str = WEIGHT) -> Iterator[tuple[slice, Tensor]]:
-        """Read some rows of a table, block by block: which of `rows` a block has, and their numbers.
+    def blocks(
+        self, name: str, rows: Int64[np.ndarray, " K"], *, key: str = WEIGHT
+    ) -> Iterator[tuple[Int64[np.ndarray, " C"], Tensor]]:
+        """Read some rows of a table, block by block: where in `rows` those of a block stand, and their numbers.
 
         Args:
             name: of a tensor with one number, or D numbers, a row.
-            rows: rising.
+            rows: in any order; one may be there more than once.
             key: of the array, as the optimizer calls it.
         """
         shape = self.known_shape(name)
         row_bytes = 4 * int(np.prod(shape[1:], dtype=np.int64))
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
-        for first in range(0, shape[0], step):
-            count = min(step, shape[0] - first)
-            chosen = slice(*np.searchsorted(rows, (first, first + count)).tolist())
-            if chosen.start == chosen.stop:
+        num_blocks = -(-shape[0] // step)
+        # Rows are only brought to their blocks, not sorted: numbers of 16 bits are ordered in one pass.
+        blocks = (rows // step).astype(np.min_scalar_type(num_blocks))
+        order = np.argsort(blocks, kind="stable")
+        ends = np.zeros(num_blocks, dtype=np.int64)
+        for first in range(0, len(blocks), step):  # `bincount` copies into numbers of 64 bits
+            ends += np.bincount(blocks[first : first + step], minlength=num_blocks)
+        ends = np.cumsum(ends)
+        del blocks
+        for block in range(num_blocks):
+            chosen = order[ends[block - 1] if block else 0 : ends[block]]
+            if not len(chosen):
                 continue
+            wanted = rows[chosen]
+            first = int(wanted.min())
+            count = int(wanted.max()) - first + 1
             storage = MemoryStorage(count, shape[1] if len(shape) == 2 else 1)
             if key != WEIGHT:
                 storage.add_state(self.config.model.embedding.optimizer)
             held = StoredRows(storage=storage, first_row=0, num_rows=count, key=key)
             offsets = (first, *(0 for _ in shape[1:]))
             read_tensors(self.reader, {name: TablePart.of(held, offsets=offsets, shape=shape)})
-            yield chosen, storage.gather(torch.from_numpy(rows[chosen] - first), key=key)
+            wanted -= first
+            # Rows that go to several places are more than the block has.
+            for begin in range(0, len(chosen), step):
+                part = slice(begin, begin + step)
+                yield chosen[part], storage.gather(torch.from_numpy(wanted[part]), key=key)
 
 
 def require_run(folder: Path) -> None:

@@ -49,6 +49,7 @@ _DENSE_OPTIMIZER = "dense_optimizer."
 _TABLE_OPTIMIZER = "table_optimizer."
 _TABLES = "embeddings.tables."
 _SHOWN = 6
+_NUMBERS_AT_ONCE = 1 << 20
 _KEPT_ROWS = np.array([UNKNOWN_ROW, MISSING_ROW], dtype=np.int64)
 
 
@@ -248,9 +249,6 @@ def _take_dense(parent: Parent, into: Mapping[str, Tensor], *, config: RunConfig
 
 def _take_rows(parent: Parent, into: Mapping[str, Tensor], match: RowMatch, *, optimizers: bool) -> None:
     """Take the rows of a table, and what its optimizer keeps of them where it is asked for."""
-    order = np.argsort(match.theirs, kind="stable")
-    theirs = np.concatenate([_KEPT_ROWS, match.theirs[order]])
-    mine = np.concatenate([_KEPT_ROWS, match.mine[order]])
     weight = f"{_TABLES}{match.table}.weight"
     sources = {f"{_MODEL}{weight}": f"{_MODEL}{weight}", f"{_LIVE}{weight}": f"{_MODEL}{weight}"}
     if optimizers:
@@ -261,8 +259,9 @@ def _take_rows(parent: Parent, into: Mapping[str, Tensor], match: RowMatch, *, o
             continue  # this rank has no part of the table, or the rule keeps nothing of that name
         is_state = name.startswith(_TABLE_OPTIMIZER)
         key = name.rpartition(".")[2] if is_state else WEIGHT
-        for chosen, values in parent.blocks(source, theirs, key=key):
-            write_rows(into[name], torch.from_numpy(mine[chosen]), values)
+        for theirs, mine in ((_KEPT_ROWS, _KEPT_ROWS), (match.theirs, match.mine)):
+            for chosen, values in parent.blocks(source, theirs, key=key):
+                write_rows(into[name], torch.from_numpy(mine[chosen]), values)
     steps = f"{_DENSE_OPTIMIZER}{weight}.step"  # one number a table
     if optimizers and steps in into and parent.shape(steps) == ():
         parent.read({steps: into[steps]})
@@ -322,11 +321,28 @@ def _counted(match: RowMatch, looked_at: pa.Table, *, schema: Schema) -> TakenTa
         rows = _flat(looked_at.column(feature.name))
         rows = rows[rows >= NUM_RESERVED_ROWS]
         num_lookups += len(rows)
-        known = match.mine if match.grown is None else match.grown.numbers
-        num_met += int(np.isin(rows, known).sum())
+        num_met += _num_met(rows, match)
     if num_lookups:
         found["share_of_lookups"] = num_met / num_lookups
     return found
+
+
+def _num_met(rows: Int64[np.ndarray, " N"], match: RowMatch) -> int:
+    """Count look-ups of rows, or of ids where the table grows, that meet a row which was taken."""
+    if match.grown is None:
+        is_taken = np.zeros(int(match.mine.max(initial=0)) + 1, dtype=bool)
+        is_taken[match.mine] = True
+        return int(np.count_nonzero(is_taken[rows[rows < len(is_taken)]]))
+    if not len(rows):
+        return 0
+    # The few that are looked up are sorted, and not the many that the table begins with.
+    looked_up, counts = np.unique(rows, return_counts=True)
+    is_met = np.zeros(len(looked_up), dtype=bool)
+    for first in range(0, len(match.grown.numbers), _NUMBERS_AT_ONCE):
+        numbers = match.grown.numbers[first : first + _NUMBERS_AT_ONCE]
+        places = np.minimum(np.searchsorted(looked_up, numbers), len(looked_up) - 1)
+        is_met[places[looked_up[places] == numbers]] = True
+    return int(counts[is_met].sum())
 
 
 def _flat(column: pa.ChunkedArray) -> np.ndarray:

@@ -111,17 +111,8 @@ class SelfDistillation:
         Raises:
             ConfigError: nobody knows, and no `ramp_steps` says how long the weight rises.
         """
-        ramp = self.config.ramp_steps or total_steps
-        if not ramp:
-            raise ConfigError(
-                expected="a number of steps in which the weight of the second views rises, or a run with a known end",
-                found="ramp_steps = 0, and data that does not know how many batches it has",
-                where=_WHERE,
-                ways_out=("--training.self-distil.ramp-steps 1000", "--training.max-steps 10000"),
-            )
+        self.weight = weight_of_views(self.config, step=step, total_steps=total_steps)
         self._step = step
-        share = min(step / ramp, 1.0)
-        self.weight = self.config.alpha * (1.0 - math.cos(math.pi * share)) / 2.0
 
     def require_begun(self) -> None:
         """Refuse a step whose number nobody has said.
@@ -244,6 +235,28 @@ class SelfDistillation:
         factors_BF = (kept_BF / (1.0 - share)).to(device=fields_BX.device, dtype=fields_BX.dtype)
         widths_F = torch.tensor(dims, device=fields_BX.device)
         return fields_BX * factors_BF.repeat_interleave(widths_F, dim=1, output_size=sum(dims))
+
+
+def weight_of_views(config: SelfDistilConfig, *, step: int, total_steps: int) -> float:
+    """Return a_t, the weight of the second views in the step after `step` others.
+
+    Args:
+        config: of second views.
+        step: made before it.
+        total_steps: of the whole run; 0 where nobody knows.
+
+    Raises:
+        ConfigError: nobody knows, and no `ramp_steps` says how long the weight rises.
+    """
+    ramp = config.ramp_steps or total_steps
+    if not ramp:
+        raise ConfigError(
+            expected="a number of steps in which the weight of the second views rises, or a run with a known end",
+            found="ramp_steps = 0, and data that does not know how many batches it has",
+            where=_WHERE,
+            ways_out=("--training.self-distil.ramp-steps 1000", "--training.max-steps 10000"),
+        )
+    return config.alpha * (1.0 - math.cos(math.pi * min(step / ramp, 1.0))) / 2.0
 
 
 def _kept(

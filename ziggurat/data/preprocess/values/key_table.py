@@ -37,6 +37,13 @@ class KeyTable:
     def __len__(self) -> int:
         return self._num_keys
 
+    @staticmethod
+    def with_room(num_keys: int) -> KeyTable:
+        """Return an empty table that need not grow for so many keys."""
+        table = KeyTable()
+        table._make_room(num_keys)
+        return table
+
     def find(self, keys: UInt64[np.ndarray, " N"]) -> Int32[np.ndarray, " N"]:
         """(N,) the number of each key, -1 for keys that are not in the table."""
         return self._kernel.find(self._slots, keys)

@@ -22,8 +22,10 @@ from jaxtyping import Int32
 
 from ziggurat.data.preprocess.values.key_table import KeyTable
 from ziggurat.data.raw.spans import TextSpans
-from ziggurat.features.hashing import hash_texts
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, UNKNOWN_ROW
+from ziggurat.ops.text.choose import text_kernel
+
+_IDS_AT_ONCE = 1 << 20  # hashed at once: their texts are copied for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def hash_series(texts: pl.Series) -> np.ndarray:
     _, offsets, data = array.buffers()
     cuts = np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
     content = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.empty(0, dtype=np.uint8)
-    return hash_texts(cuts, data=content)
+    return text_kernel().hash_texts(content, offsets=cuts)
 
 
 class Vocabulary:
@@ -120,14 +122,22 @@ class Vocabulary:
     def rows(self, ids: Ids) -> np.ndarray:
         """(N,) int32 rows of ids: 1 for those that are not in the vocabulary, 2 for missing ones."""
         if self._table is None:
-            table = KeyTable()
-            _, places = table.add(hash_series(self.ids))
+            table = KeyTable.with_room(len(self.ids))
+            parts = [np.empty(0, dtype=np.int32)]
+            for first in range(0, len(self.ids), _IDS_AT_ONCE):
+                _, new = table.add(hash_series(self.ids.slice(first, _IDS_AT_ONCE)))
+                parts.append((new + first).astype(np.int32))
+            places = np.concatenate(parts)
             # Versions before kept "True" of a CSV file as it is; such a vocabulary has one of "True" and "true".
             older = self.ids.is_in(pl.Series(["True", "False"]).implode()).arg_true().to_numpy()
             _, new = table.add(hash_series(self.ids.gather(older).str.to_lowercase()))
-            rows = np.concatenate([places, older[new]]) + NUM_RESERVED_ROWS
+            rows = np.empty(len(places) + len(new) + 1, dtype=np.int32)
+            rows[: len(places)] = places
+            rows[len(places) : -1] = older[new]
+            rows += NUM_RESERVED_ROWS
             # One entry more, for number -1: an id that is not there.
-            self._row_of_key = np.append(rows, UNKNOWN_ROW).astype(np.int32)
+            rows[-1] = UNKNOWN_ROW
+            self._row_of_key = rows
             self._table = table
         rows = self._row_of_key.take(self._table.find(ids.keys))
         if ids.missing is not None:
