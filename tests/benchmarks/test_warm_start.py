@@ -43,9 +43,9 @@ def test_all_contestants_carry_the_rows_of_the_same_ids_over(tmp_path: Path) -> 
 
 def test_memory_that_is_freed_again_counts() -> None:
     with warm_start_rows.Measured() as measured:
-        many = np.ones(4_000_000)
+        many = np.ones(6_000_000)  # more than malloc ever takes from memory that was freed before
         del many
-    assert 30_000_000 < measured.peak_bytes < 60_000_000
+    assert 45_000_000 < measured.peak_bytes < 80_000_000
 
 
 def test_steps_are_counted_to_the_first_that_is_as_low() -> None:
