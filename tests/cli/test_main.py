@@ -31,6 +31,7 @@ FROZEN = {
         *(f"--{name}" for name in SHORT_NAMES),
     },
     "stream": {
+        *("--distil", "--teacher"),
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
         *("--settings", "--hook", "--follow", "--delay", "--label-time", "--observe-s", "--attribution-s"),
         "--idle-close-s",

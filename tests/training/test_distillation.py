@@ -127,6 +127,37 @@ def test_losses_have_the_gradients_of_the_equations(
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_heads_start_at_the_mean_of_their_targets_and_adapters_at_that_of_the_labels() -> None:
+    """Else the first gradients of a head say what share is positive, and go into the network that serves."""
+    model = zg.build_model(zg.DNNConfig(embedding_dim=4), inputs_of(num_labels=2, names=("old", "new")), seed=3)
+    served = model.closing_maps()[0].bias
+    with torch.no_grad():
+        served.copy_(torch.tensor([-2.0, -3.0]))
+    config = DistilConfig(head=DistilHead.AUX_HEAD, adapter=True)
+    student = teach(model, config, seed=5, mean_targets={"new": (0.3, 1.0)})
+    assert student is not None
+    old, new = (heads[0].bias for heads in student.heads)  # pyright: ignore[reportIndexIssue]
+    assert torch.equal(old, served)
+    torch.testing.assert_close(new.sigmoid(), torch.tensor([0.3, 0.9999]), rtol=1e-4, atol=1e-5)
+    for index in range(2):
+        assert torch.equal(student.adapter_heads[index][0].bias, served)  # pyright: ignore[reportIndexIssue]
+        adapters = student.adapters[index].children()
+        assert [float(each[-1].bias.detach()) for each in adapters] == [-2.0, -3.0]  # pyright: ignore[reportIndexIssue]
+
+
+def test_a_teacher_of_one_label_moves_the_start_of_its_head_alone() -> None:
+    spec = (ExtraSpec(name="teacher"),)
+    inputs = dataclasses.replace(inputs_of(num_labels=2), extras=spec)
+    name = inputs.labels[1].name
+    model = zg.build_model(zg.DNNConfig(embedding_dim=4), inputs, seed=3)
+    config = DistilConfig(head=DistilHead.AUX_HEAD, teachers=(f"teacher={name}",))
+    student = teach(model, config, seed=5, mean_targets={"teacher": (0.25,)})
+    assert student is not None
+    bias = student.heads[0][0].bias  # pyright: ignore[reportIndexIssue]
+    assert torch.equal(bias[0], model.closing_maps()[0].bias[0])
+    assert float(bias[1].sigmoid().detach()) == pytest.approx(0.25)
+
+
 def test_the_reported_loss_is_that_of_the_labels() -> None:
     inputs = inputs_of()
     model, student = taught(inputs, head="aux-head", adapter=True)

@@ -766,17 +766,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin from the weights of another run: its schema and model settings too, unless others are named; "
         "more: --warm-start.optimizers true, .step N, .dims cut",
     )
-    parser.add_argument(
-        "--distil",
-        metavar="HEAD",
-        help="short for --distil.head: single-head or aux-head learns from logged scores of a teacher",
-    )
-    parser.add_argument(
-        "--teacher",
-        metavar="FOLDER",
-        help="side table of `ziggurat teacher log`: learn from its scores (--distil), or read its vectors "
-        "(--teacher-history)",
-    )
+    add_teacher(parser, about="learn from its scores (--distil), or read its vectors (--teacher-history)")
     parser.add_argument(
         "--teacher-history",
         metavar="COLUMN",
@@ -793,6 +783,16 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add_hook(parser)
     add_verbose(parser)
     add_short_forms(parser)
+
+
+def add_teacher(parser: argparse.ArgumentParser, *, about: str) -> None:
+    """Declare the arguments of students: what learns, and the side table that is for what `about` says."""
+    parser.add_argument(
+        "--distil",
+        metavar="HEAD",
+        help="short for --distil.head: single-head or aux-head learns from logged scores of a teacher",
+    )
+    parser.add_argument("--teacher", metavar="FOLDER", help=f"side table of `ziggurat teacher log`: {about}")
 
 
 def _rank_arguments(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
-from ziggurat.runs.teachers.student import coverage_lines
+from ziggurat.runs.teachers.student import coverage_lines, mean_targets
 from ziggurat.runs.warm_start.parent import (
     Parent,
     checkpoint_to_take,
@@ -583,7 +583,8 @@ def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, r
     facts = ModelFacts.of(model)
     take_precision(model, config.training.precision, dispatch=config.training.dispatch)
     # Behind the facts, which are those of the served network, and the conversion, which does not reach it.
-    student = teach(model, config.distil, seed=config.training.seed)
+    means = {} if resume else mean_targets(config.distil, prepared.train)
+    student = teach(model, config.distil, seed=config.training.seed, mean_targets=means)
     student = student or correct_labels(model, config.delayed, seed=config.training.seed)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:

@@ -19,6 +19,10 @@ labels, so of a batch in which one row in two has a teacher, L_d counts half. Se
 of their own, and their terms are added up. The loss that is reported stays L_s, as in a run without a teacher: other
 terms enter by their gradient alone.
 
+Heads start at the mean of their targets, adapters at the share of positives: a head that starts at 1/2 sends a gradient
+about the share into the network below, which where clicks are rare cost a student more than its teacher gave
+(docs/experiments/2026-11-27-when-does-an-auxiliary-head-gain-more-than-a-single-one.md).
+
 The served network is untouched. Heads and adapters are weights of `model.student`, which checkpoints hold and which
 whoever loads a run to score it does not build. They compute in what activations have, whatever the precision of dense
 products. Cost: 2·width FLOPs a sample for each head and label, three times that with the backward pass.
@@ -27,7 +31,7 @@ products. Cost: 2·width FLOPs a sample for each head and label, three times tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,6 +47,7 @@ from ziggurat.models.contract.losses import labelled_weights, logits_among_all, 
 from ziggurat.typed import FloatOrZero, PositiveFloat, checked
 
 _HIDDEN = 8  # of an adapter, as in the paper
+_LEAST_SHARE = 1e-4  # that a head starts at
 _SCORES = "student.scores"
 _TAUGHT, _CLIPPED, _LOSS, _ROWS = range(4)  # places in the counts of a student
 
@@ -166,10 +171,17 @@ class Student(nn.Module):
         config: heads, weights, scalings.
         teachers: columns of logged scores.
         maps: closing maps of the model; () with a single head.
+        mean_targets: of each extra column, the mean of min(α·p, 1) for each label it has; see `teach`.
     """
 
     def __init__(
-        self, model: Model, config: DistilConfig, *, teachers: Sequence[_Teacher], maps: Sequence[nn.Linear]
+        self,
+        model: Model,
+        config: DistilConfig,
+        *,
+        teachers: Sequence[_Teacher],
+        maps: Sequence[nn.Linear],
+        mean_targets: Mapping[str, Sequence[float]],
     ) -> None:
         super().__init__()
         self.config = config
@@ -187,7 +199,32 @@ class Student(nn.Module):
             self.adapter_heads.extend(_like(maps) for _ in teachers)
             num_labels = len(model.inputs.labels)
             self.adapters.extend(nn.ModuleList(_adapter() for _ in range(num_labels)) for _ in teachers)
+        self._start_at_shares(maps, mean_targets)
         self._counts: Tensor | None = None
+
+    @torch.no_grad()
+    def _start_at_shares(self, maps: Sequence[nn.Linear], mean_targets: Mapping[str, Sequence[float]]) -> None:
+        """Let heads and adapters start at the shares of positives that they will learn.
+
+        A head that starts at 1/2 first learns the share: where clicks are rare, its first gradients say little else,
+        and all of them go into the network below.
+        """
+        if any(linear.bias is None for linear in maps):
+            return
+        for index, teacher in enumerate(self.teachers):
+            # Where nobody has measured what a teacher says: at what the served logits start at.
+            starts = torch.cat([linear.bias.detach().cpu() for linear in maps]) if maps else torch.empty(0)
+            if self.adapters:
+                _set_biases(self.adapter_heads[index], starts)
+                last_maps = [adapter[-1] for adapter in self.adapters[index]]  # pyright: ignore[reportGeneralTypeIssues]
+                for last, start in zip(last_maps, starts, strict=True):
+                    last.bias.fill_(start)
+            if teacher.extra in mean_targets and len(starts):
+                means = torch.tensor(mean_targets[teacher.extra]).clamp(_LEAST_SHARE, 1.0 - _LEAST_SHARE)
+                columns = slice(None) if teacher.label is None else [teacher.label]
+                starts[columns] = torch.logit(means)
+            if self.heads and maps:
+                _set_biases(self.heads[index], starts)
 
     def inputs_of(self, batch: Batch) -> dict[str, Tensor]:
         """Return the scores of the teachers for the adapters, a part of the dense network; 0 where unknown."""
@@ -339,13 +376,17 @@ class Student(nn.Module):
         self._counts = counts if self._counts is None else self._counts + counts
 
 
-def teach(model: Model, config: DistilConfig, *, seed: int) -> Student | None:
+def teach(
+    model: Model, config: DistilConfig, *, seed: int, mean_targets: Mapping[str, Sequence[float]] | None = None
+) -> Student | None:
     """Give a model what it learns from teachers by; its `loss` is then that of training.
 
     Args:
         model: on its device, converted to its precision, and not yet parallel.
         config: what learns, and how.
         seed: of the starting weights of heads and adapters; those of the model are not touched.
+        mean_targets: by extra column, the mean of min(α·p, 1) over some rows for each label that it has scores of, at
+            which its heads start; others start at what the served logits start at, and so do adapters.
 
     Returns:
         The student, which is `model.student`; None where nothing is to be learned from a teacher.
@@ -386,7 +427,7 @@ def teach(model: Model, config: DistilConfig, *, seed: int) -> Student | None:
     # The random state of the run stays as it was, so that the model is the same with a teacher and without.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = Student(model, config, teachers=teachers, maps=maps)
+        student = Student(model, config, teachers=teachers, maps=maps, mean_targets=mean_targets or {})
     model.student = student.to(device)
     return student
 
@@ -450,6 +491,15 @@ def _teachers(config: DistilConfig, *, model: Model) -> list[_Teacher]:
 def _like(maps: Sequence[nn.Linear]) -> nn.ModuleList:
     """Return a head for each closing map, of its shape."""
     return nn.ModuleList(_Map(linear.in_features, linear.out_features) for linear in maps)
+
+
+def _set_biases(heads: nn.Module, starts: Tensor) -> None:
+    """Let the heads of a teacher start at a logit for each label."""
+    first = 0
+    for head in heads.children():
+        assert isinstance(head, nn.Linear), "made by `_like`"
+        head.bias.copy_(starts[first : first + head.out_features])
+        first += head.out_features
 
 
 def _adapter() -> nn.Sequential:

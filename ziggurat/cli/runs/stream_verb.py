@@ -14,7 +14,7 @@ from ziggurat.cli.parser import add_hook, add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line
 from ziggurat.cli.verb import Takes, Verb
-from ziggurat.cli.verbs import any_schema, fitted, train_files
+from ziggurat.cli.verbs import add_teacher, any_schema, fitted, train_files
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
 
     folder = Path(options.out or f"{default_folder(options.recipe, train=train_files(rest))}_stream")
     changes = settings_from(options, rest)
+    changes |= {} if options.distil is None else {"distil.head": options.distil}
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
@@ -48,6 +49,10 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     if options.settings:
         print_settings(stored, config)
         return 0
+    if options.teacher:
+        from ziggurat.runs.teachers.student import with_teacher
+
+        config = with_teacher(config, options.teacher)
     windows = StreamConfig(
         by=options.by,
         begin=options.begin,
@@ -214,6 +219,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default="0",
         help="seconds in which a positive may come: rows without a label time are negatives that are known then",
     )
+    add_teacher(parser, about="each window learns from the scores that are there when it is opened (--distil)")
     parser.add_argument(
         "--publish", metavar="FOLDER", help="publish the model after each window, as a checked export of this folder"
     )
@@ -256,6 +262,7 @@ STREAM = Verb(
         "bit; so does one whose folder has new files.\nexamples:\n"
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day --follow\n"
+        "  ziggurat stream movielens_dlrm --by month --from 2000-06 --teacher teacher/ --distil aux-head\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000\n"
         "  ziggurat stream table_dlrm --data.train redis://localhost:6379/clicks --schema my.toml --by hour --follow\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --follow --publish exports/live"

@@ -185,7 +185,8 @@ class Preprocessing:
         fitter = Fitter(schema)
         bad_rows = bad_rows or BadRows()
         for chunk in chunks:
-            fitter.add(parse_chunk(schema, chunk, bad_rows=bad_rows))
+            # Nothing is fitted to extras, and a stream joins those of a teacher only when it encodes.
+            fitter.add(parse_chunk(schema, chunk, bad_rows=bad_rows, needs_extras=False))
         fitted = fitter.finish()
         return Preprocessing(schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers)
 

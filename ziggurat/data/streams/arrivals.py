@@ -50,6 +50,7 @@ from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
+from ziggurat.data.teachers.growing import JoinedPart
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
@@ -126,6 +127,7 @@ class Arrivals:
         data: how files are read.
         schema: whose columns are kept.
         has_begun: whether a row was trained. Before that, what arrived under other settings is taken anew.
+        also: columns to keep beside those of the schema; a stream that has begun keeps those that it began with.
 
     Raises:
         ConfigError: the folder holds a stream with other settings.
@@ -133,7 +135,14 @@ class Arrivals:
     """
 
     def __init__(
-        self, folder: Path, *, config: StreamConfig, data: DataConfig, schema: Schema, has_begun: bool = True
+        self,
+        folder: Path,
+        *,
+        config: StreamConfig,
+        data: DataConfig,
+        schema: Schema,
+        has_begun: bool = True,
+        also: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._data = data
@@ -149,7 +158,8 @@ class Arrivals:
         self._newest_s = -np.inf  # of the files of one `take`
         self._cut: Cut | None = None
         self._date_order = data.split.date_order
-        reading = _reading(data, schema)
+        also = [name for name in dict.fromkeys(also) if name not in schema.columns]
+        reading = _reading(data, schema, also=also)
         found = self._file.read()
         # Nothing was trained on it, so it costs only another read of the files.
         if found is not None and not has_begun and (found.config, found.reading) != (config, reading):
@@ -162,7 +172,7 @@ class Arrivals:
             if found.clock is not None:
                 self._cut = Cut.of(config, found.clock)
         else:
-            self.journal = Journal(config=config, reading=reading)
+            self.journal = Journal(config=config, reading=reading, also=also)
             self._refuse_no_time()
         config.delay.check(schema, by=config.by, is_by_time=not config.rows)
         # A folder that is followed may have thousands of files, each of which is asked for at every look.
@@ -202,7 +212,7 @@ class Arrivals:
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the raw columns that are kept."""
-        return _columns(self._schema, self._config)
+        return tuple(dict.fromkeys((*_columns(self._schema, self._config), *self.journal.also)))
 
     @property
     def num_waiting(self) -> int:
@@ -321,7 +331,7 @@ class Arrivals:
         self._open = OpenFiles()
         shutil.rmtree(self.folder)
         self._file = JournalFile(self.folder)
-        self.journal = Journal(config=self._config, reading=self.journal.reading)
+        self.journal = Journal(config=self._config, reading=self.journal.reading, also=self.journal.also)
         self._cut = None
         self._by_place = {}
         self._digests = set()
@@ -736,6 +746,11 @@ class Arrivals:
         assert isinstance(frame, pl.DataFrame)
         return frame
 
+    def keep_joined(self, number: int, parts: Sequence[JoinedPart]) -> None:
+        """Write down what the rows of a window were joined with, before one of them is trained."""
+        self._apply(Change(joined_window=number, joined=list(parts)))
+        self._save()
+
     def forget(self, number: int) -> None:
         """Remove the rows of all windows up to a number: they are trained, and no checkpoint needs them again."""
         journal = self.journal
@@ -965,13 +980,13 @@ def _columns(schema: Schema, config: StreamConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*schema.columns, *more)))
 
 
-def _reading(data: DataConfig, schema: Schema) -> str:
+def _reading(data: DataConfig, schema: Schema, *, also: Sequence[str]) -> str:
     """Digest what decides which cells are kept of the rows, and how their times are read."""
     settings = {
         "format": data.format.value,
         "text": repr(data.text),
         "date_order": data.split.date_order.value,
-        "columns": list(schema.columns),
+        "columns": [*schema.columns, *also],
         "time": schema.time,
     }
     return digest_of(settings)

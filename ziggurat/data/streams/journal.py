@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.streams.windows import Clock, StreamConfig
+from ziggurat.data.teachers.growing import JoinedPart
 from ziggurat.errors import CheckpointError
 from ziggurat.features.label_state import LabelState
 from ziggurat.files import Format, write_text
@@ -80,6 +81,7 @@ class Window:
         pieces: where its rows lie; none once they are gone.
         labelled: rows whose label is known at its end, where labels are known later than rows.
         lessons: where the rows lie that are trained with it, where these are others than its own.
+        joined: parts of a side table that gave its rows the scores of a teacher; None before it was first joined.
     """
 
     key: int
@@ -89,6 +91,7 @@ class Window:
     pieces: list[Piece] = field(default_factory=list)
     labelled: int = 0
     lessons: list[Piece] = field(default_factory=list)
+    joined: list[JoinedPart] | None = None
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add rows."""
@@ -149,6 +152,8 @@ class Change:
         forgotten: windows whose rows are gone, by now.
         lessons: rows of it that are to be trained, by the key of the window in which they may be.
         unlearned: so many more rows may be trained behind --until alone.
+        joined_window: number of a window that was joined with what its teachers say.
+        joined: the parts of their side table that gave it a score.
     """
 
     clock: Clock | None = None
@@ -165,6 +170,8 @@ class Change:
     forgotten: int | None = None
     lessons: dict[str, list[Piece]] = field(default_factory=dict)
     unlearned: int = 0
+    joined_window: int | None = None
+    joined: list[JoinedPart] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -189,6 +196,7 @@ class Journal:
         num_folded: records of received rows that became one, because their rows are gone: it is the first of `files`.
         lessons: rows that windows to come are to be trained on, by the key of that window.
         unlearned: rows whose moment to be trained is behind --until.
+        also: columns that are kept beside those of the schema.
     """
 
     config: StreamConfig
@@ -208,6 +216,7 @@ class Journal:
     num_folded: int = 0
     lessons: dict[str, list[Piece]] = field(default_factory=dict)
     unlearned: int = 0
+    also: list[str] = field(default_factory=list)
 
     @property
     def num_files(self) -> int:
@@ -256,9 +265,12 @@ class Journal:
             for window in self.done[self.forgotten : change.forgotten]:
                 window.pieces = []
                 window.lessons = []
+                window.joined = None
             self.forgotten = change.forgotten
             if self.files and self.files[0].position:
                 self._fold()
+        if change.joined_window is not None:
+            self.done[change.joined_window - 1].joined = change.joined
 
     def first_needed(self, number: int) -> int:
         """Return the number of the first record of which a row is needed behind a window: late and waiting ones, too.

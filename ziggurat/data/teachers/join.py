@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, UInt64
 
 from ziggurat.config import JSON
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers.growing import WindowScores
 from ziggurat.data.teachers.history import HistoryJoin
 from ziggurat.data.teachers.side_table import (
     ExampleIndex,
@@ -70,6 +71,12 @@ def with_teacher_columns(schema: Schema) -> bool:
     return bool(joined_columns(schema) or joined_histories(schema))
 
 
+def teachers_of(schema: Schema) -> list[str]:
+    """Return the names of the teachers whose scores the join adds to rows of a schema."""
+    names = [column.removeprefix(_PREFIX).rpartition(":")[0] for column in joined_columns(schema)]
+    return list(dict.fromkeys(names))
+
+
 def facts_of_teacher(folder: str) -> list[JSON]:
     """Return what changes when a side table does, for fingerprints of data that was made with it."""
     return [
@@ -101,19 +108,30 @@ class TeacherJoin:
         schema: of the rows, with extras whose columns the join makes.
         date_order: of dates in its time column.
         with_scores: False for rows that are scored, which need histories of vectors alone.
+        scores: of a side table that grows, as a window of a stream finds them; None: all that is there.
 
     Raises:
         SchemaError: the schema has no time.
         DataError: the side table is damaged.
     """
 
-    def __init__(self, folder: str, *, schema: Schema, date_order: DateOrder, with_scores: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        schema: Schema,
+        date_order: DateOrder,
+        with_scores: bool = True,
+        scores: WindowScores | None = None,
+    ) -> None:
         require_time(schema)
         self._time = schema.time
         self._date_order = date_order
         self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)] if with_scores else []
+        self._find = _found if scores is None else scores.find
         teachers = {name.rpartition(":")[0] for name in self._wanted}
-        versions = sorted(versions_in(folder), key=lambda each: each.facts.watermark, reverse=True)
+        there = versions_in(folder) if scores is None else scores.versions
+        versions = sorted(there, key=lambda each: each.facts.watermark, reverse=True)
         self._versions = [each for each in versions if each.facts.teacher in teachers]
         columns = [column for each in self._versions for column in each.facts.example_columns]
         self._histories = [
@@ -167,14 +185,13 @@ class TeacherJoin:
                 continue
             if facts.example_columns not in ids_by_columns:
                 ids_by_columns[facts.example_columns] = example_ids(chunk, facts.example_columns)
-            index, logits = _logits(str(version.path), tuple(part.name for part in version.parts))
-            is_known_K, at_K = index.find(ids_by_columns[facts.example_columns][rows_K])
+            is_known_K, logits_KL = self._find(version, ids_by_columns[facts.example_columns][rows_K])
             rows_T = rows_K[is_known_K]
             is_open_N[rows_T] = False
             for column, label in enumerate(facts.labels):
                 name = f"{facts.teacher}:{label}"
                 if name in found:
-                    logits_T = logits[at_K[is_known_K], column].astype(np.float64)
+                    logits_T = logits_KL[is_known_K, column].astype(np.float64)
                     found[name][rows_T] = 1.0 / (1.0 + np.exp(-logits_T))
             age = f"{facts.teacher}:{AGE}"
             if age in found:
@@ -201,6 +218,15 @@ class TeacherJoin:
             where=chunk.where(0, column=self._time),
             ways_out=("write the times as the teacher's data has them", "leave --teacher out"),
         )
+
+
+def _found(
+    version: VersionFolder, ids: UInt64[np.ndarray, "N 2"]
+) -> tuple[Bool[np.ndarray, "N"], Float32[np.ndarray, "N L"]]:
+    """Return which examples a version has scored, and its logits; those of the others mean nothing."""
+    index, logits = _logits(str(version.path), tuple(part.name for part in version.parts))
+    is_known_N, at_N = index.find(ids)
+    return is_known_N, logits[at_N] if len(logits) else np.empty((len(ids), logits.shape[1]), dtype=np.float32)
 
 
 @lru_cache(maxsize=64)  # shards are read by several threads, and share what was logged

@@ -181,13 +181,20 @@ class VersionFolder:
 
     def logits(self) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
         """Return all examples and their logits."""
+        found = [self.logits_of(path) for path in self.parts]
+        if not found:
+            return ExampleIndex(), np.empty((0, len(self.facts.labels)), dtype=np.float32)
+        return ExampleIndex(np.concatenate([ids for ids, _ in found])), np.concatenate([logits for _, logits in found])
+
+    def logits_of(self, part: Path) -> tuple[UInt64[np.ndarray, "N 2"], Float32[np.ndarray, "N L"]]:
+        """Return the examples of a file, and their logits.
+
+        Raises:
+            DataError: it is damaged.
+        """
         names = [f"{_LOGIT}{label}" for label in self.facts.labels]
-        tables = [_read(path, [_EXAMPLE, *names]) for path in self.parts]
-        ids = [_ids_of(table) for table in tables]
-        columns = [np.stack([table.column(name).to_numpy() for name in names], axis=1) for table in tables]
-        if not tables:
-            return ExampleIndex(), np.empty((0, len(names)), dtype=np.float32)
-        return ExampleIndex(np.concatenate(ids)), np.concatenate(columns)
+        table = _read(part, [_EXAMPLE, *names])
+        return _ids_of(table), np.stack([table.column(name).to_numpy() for name in names], axis=1)
 
     def write_part(
         self,
@@ -279,7 +286,10 @@ def _read(path: Path, columns: list[str]) -> pa.Table:
     try:
         # A file and not a data set: folders named like partitions would add columns.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return file.read(columns=columns)
+            table = file.read(columns=columns)
+        if _EXAMPLE in columns and table.column(_EXAMPLE).type != pa.binary(_DIGEST_BYTES):
+            raise ValueError(f"examples of type {table.column(_EXAMPLE).type}, written by another program")
+        return table
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             expected=f"a part of a side table with {', '.join(columns)}, as it was written",

@@ -8,6 +8,8 @@ stream learns; growing tables give rows to ids in training, behind this. So a wi
 of one that was not. Which rows a window has may still change where files come: the thread works on a copy of the window
 as it would be now, and what it made is used only if the window that is opened is that one.
 
+With teachers nothing is encoded ahead: a window is joined with what they have said by the time at which it is opened.
+
 Cost: two encoded windows on the disk in the place of one; one more chunk of raw rows, and one row group, in memory.
 Parsing, look-ups and writing release the interpreter lock, so a thread is enough (`data/background.py`).
 """
@@ -20,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ziggurat.data.streams.arrivals import Window
+from ziggurat.training.records.windows import TaughtRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class EncodedWindow:
         encode_s: seconds that it took.
         watermark: time of its newest row; "" where the schema has no time.
         trained: rows that it is trained on, by what is known of their labels, where these are others than its own.
+        teachers: by name, what they said of its rows.
     """
 
     window: Window
@@ -41,6 +45,7 @@ class EncodedWindow:
     encode_s: float
     watermark: str = ""
     trained: Mapping[str, int] = field(default_factory=dict)
+    teachers: dict[str, TaughtRows] = field(default_factory=dict)
 
 
 class StoppedError(Exception):

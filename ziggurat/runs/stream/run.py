@@ -39,16 +39,23 @@ from ziggurat.files import refuse_url
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.parallel.job import job
 from ziggurat.plan import Plan
-from ziggurat.recipes.run_config import RunConfig, run_config_to_json
+from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_files, report_of_start, resolved
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
 from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_publishing
-from ziggurat.runs.stream.settings import for_losses, for_stream, with_delayed_label, with_growing_tables
+from ziggurat.runs.stream.settings import (
+    for_losses,
+    for_stream,
+    with_delayed_label,
+    with_growing_tables,
+    with_teachers_of,
+)
 from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
+from ziggurat.runs.stream.teachers import taught_text
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
 from ziggurat.training.hooks.fitting import SaveWhenDue
@@ -131,6 +138,7 @@ def stream_run(
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if goes_on:
         refuse_training(run)
+        config = with_teachers_of(config, load_config(run.path, models=(type(config.model),)))
         config, _ = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
     config.check()
     if publish is not None:
@@ -516,6 +524,7 @@ class _Stream:
             shift_before=_rounded(window.stability.before),
             trained=dict(window.trained),
             labelled=None if window.labelled is None else round(window.labelled / max(window.data.num_rows, 1), 6),
+            teachers=window.teachers,
             timing={
                 "encode_s": round(window.encode_s, 3),
                 "wait_s": round(window.wait_s, 3),
@@ -546,6 +555,7 @@ class _Stream:
         shifted = sorted((item for item in record.shift_before.items() if item[1] > ALARM), key=lambda item: -item[1])
         if shifted:
             parts.append("shifted " + ", ".join(f"{name} {index:.2f}" for name, index in shifted[:_SHOWN_SHIFTS]))
+        parts += [taught_text(name, taught) for name, taught in record.teachers.items()]
         if record.late:
             parts.append(f"{record.late:,} late")
         if record.bad:

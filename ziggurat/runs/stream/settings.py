@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
+from ziggurat.data.teachers.join import is_joined
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Encoding, Schema, Table, table_of
+from ziggurat.features.schema import Encoding, Schema, Table, column_of, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.teachers.student import refuse_histories
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
 from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
-from ziggurat.training.distillation import DistilHead
 
 
 def for_stream(config: RunConfig) -> RunConfig:
@@ -65,7 +65,6 @@ def for_stream(config: RunConfig) -> RunConfig:
         ("data.valid", ", ".join(config.data.valid), "each window is scored before it is trained: ziggurat stream"),
         ("data.test", ", ".join(config.data.test), "score other files afterwards: ziggurat evaluate RUN FILES"),
         ("data.negative-rate", config.data.negative_rate if config.data.negative_rate < 1.0 else 0, "keep all rows"),
-        ("distil.head", "" if config.distil.head is DistilHead.NONE else config.distil.head.value, "ziggurat train"),
     ):
         if value:
             raise ConfigError(
@@ -119,6 +118,27 @@ def for_losses(delay: DelayConfig, delayed: DelayedConfig) -> DelayConfig:
     if not delay.is_on:
         return delay
     return replace(delay, label=delay.label or delayed.label, confirms=delayed.loss.learns_delays)
+
+
+def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
+    """The settings of a stream that goes on, with the teachers that it began with.
+
+    The side table may have others since: a student has a head for each teacher from its first step on.
+
+    Args:
+        config: as it was given, with a side table or without.
+        stored: as the stream began.
+    """
+    if not stored.data.teacher:
+        return config
+    own = tuple(extra for extra in config.table_schema.extras if not is_joined(column_of(extra)))
+    joined = tuple(extra for extra in stored.table_schema.extras if is_joined(column_of(extra)))
+    return replace(
+        config,
+        table_schema=replace(config.table_schema, extras=(*own, *joined)),
+        data=replace(config.data, teacher=config.data.teacher or stored.data.teacher),
+        distil=replace(config.distil, teachers=stored.distil.teachers),
+    )
 
 
 def with_growing_tables(schema: Schema, *, num_rows: int) -> Schema:

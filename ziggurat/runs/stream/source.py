@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
@@ -35,6 +34,7 @@ from ziggurat.data.streams.label_delay import delayed_label, inputs_with_state, 
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
+from ziggurat.data.teachers.join import joined_columns
 from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
@@ -44,8 +44,9 @@ from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.runs.stream.reader import KeptReader
+from ziggurat.runs.stream.teachers import StreamTeachers, WindowJoin
 from ziggurat.training.records.run_folder import RunFolder
-from ziggurat.training.records.windows import read_windows
+from ziggurat.training.records.windows import TaughtRows, read_windows
 from ziggurat.training.report.progress import Progress
 
 _A_DAY_S = 86_400.0
@@ -86,6 +87,7 @@ class StreamWindow:
         trained: rows of `lessons` by what is known of their labels.
         labelled: rows of `data` whose label is known at the end of the window; None: all are.
         is_settled: whether positives are trained no sooner than negatives of the same time.
+        teachers: by name, what they said of its rows.
     """
 
     number: int
@@ -101,6 +103,7 @@ class StreamWindow:
     trained: Mapping[str, int] = field(default_factory=dict)
     labelled: int | None = None
     is_settled: bool = True
+    teachers: dict[str, TaughtRows] = field(default_factory=dict)
 
     @property
     def training(self) -> EncodedDataset:
@@ -115,6 +118,21 @@ class StreamWindow:
         known = self.trained[LabelState.KNOWN.value]
         corrected = self.trained[LabelState.CORRECTED.value]
         return corrected > 0 or (known == sum(self.trained.values()) and self.is_settled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """What the first rank knows of a window that is encoded; see `StreamWindow`."""
+
+    name: str
+    late: int
+    bad: int
+    stability: Stability
+    encode_s: float
+    watermark: str
+    teachers: dict[str, TaughtRows]
+    labelled: int
+    trained: dict[str, int]
 
 
 @contextmanager
@@ -217,6 +235,7 @@ class StreamWindows:
         self._folder = run.stream / "windows"
         self._preprocessing: Preprocessing | None = None
         self._arrivals: Arrivals | None = None
+        self._teachers: StreamTeachers | None = None
         self._ahead = EncodeAhead(self._encode_ahead)
 
         def begin() -> None:
@@ -226,7 +245,16 @@ class StreamWindows:
             if has_begun:
                 _refuse_gone(run)
             kept = None if broker is None else KeptReader(run.stream)
-            self._arrivals = Arrivals(run.stream, config=config, data=data, schema=schema, has_begun=has_begun)
+            if data.teacher and joined_columns(schema):
+                self._teachers = StreamTeachers(data.teacher, schema=schema, say=progress.say)
+            self._arrivals = Arrivals(
+                run.stream,
+                config=config,
+                data=data,
+                schema=schema,
+                has_begun=has_begun,
+                also=StreamTeachers.columns_beside(schema, self._teachers),
+            )
             if has_begun:
                 _refuse_shorter_journal(run, self._arrivals)
             if broker is not None and kept is not None:
@@ -407,21 +435,23 @@ class StreamWindows:
     def open(self, number: int) -> StreamWindow:
         """Open a window that is done on every rank, encoded before or now; all others but the next are gone then."""
         begin = time.perf_counter()
-        facts = self._ranks.on_first(lambda: self._ready(number))
+        told = self._ranks.on_first(lambda: to_json(self._ready(number)))
+        facts = from_json(_Ready, told, where=f"window {number}", error=DataError)
         return StreamWindow(
             number=number,
-            name=str(facts["name"]),
+            name=facts.name,
             data=EncodedDataset(self._path(number)),
-            late=int(facts["late"]),
-            bad=int(facts["bad"]),
-            stability=from_json(Stability, facts["stability"], where=f"window {number}", error=DataError),
-            encode_s=float(facts["encode_s"]),
+            late=facts.late,
+            bad=facts.bad,
+            stability=facts.stability,
+            encode_s=facts.encode_s,
             wait_s=time.perf_counter() - begin,
-            watermark=str(facts["watermark"]),
+            watermark=facts.watermark,
             lessons=EncodedDataset(self._path_of_lessons(number)) if self._delay.is_on else None,
-            trained={state.value: int(facts[state.value]) for state in LabelState if state.value in facts},
-            labelled=int(facts["labelled"]) if self._delay.is_on else None,
+            trained=facts.trained,
+            labelled=facts.labelled if self._delay.is_on else None,
             is_settled=self._delay.attribution_s > 0.0,
+            teachers=facts.teachers,
         )
 
     def open_ahead(self, number: int, *, is_over: bool) -> None:
@@ -433,7 +463,8 @@ class StreamWindows:
             number: of the window after the one that was opened.
             is_over: no more files come.
         """
-        if self._arrivals is None:
+        # What a teacher says by the time at which a window is opened would be missed.
+        if self._arrivals is None or self._teachers is not None:
             return
         window = self._arrivals.upcoming(number, is_over=is_over)
         if window is not None:
@@ -451,7 +482,7 @@ class StreamWindows:
     def _path_of_lessons(self, number: int) -> Path:
         return self._folder / f"{number:06}-lessons"
 
-    def _ready(self, number: int) -> dict[str, Any]:
+    def _ready(self, number: int) -> _Ready:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
         found = self._ahead.take(number, window)
         if found is None:
@@ -467,16 +498,17 @@ class StreamWindows:
             kept = WindowCounts.read(self._run.stream / "counts.json")
             forgotten = self._held.journal.forgotten
             stability = kept.add(number, found.counts, path=self._run.stream / "counts.json", forgotten=forgotten)
-        return {
-            "name": window.name,
-            "late": window.late,
-            "bad": found.bad,
-            "stability": to_json(stability),
-            "encode_s": found.encode_s,
-            "watermark": found.watermark,
-            "labelled": window.labelled,
-            **found.trained,
-        }
+        return _Ready(
+            name=window.name,
+            late=window.late,
+            bad=found.bad,
+            stability=stability,
+            encode_s=found.encode_s,
+            watermark=found.watermark,
+            teachers=found.teachers,
+            labelled=window.labelled,
+            trained=dict(found.trained),
+        )
 
     def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
         # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
@@ -500,21 +532,31 @@ class StreamWindows:
         clock = self._held.journal.clock
         inputs = self.preprocessing.inputs
         counts = BucketCounts(inputs)
+        join = None
+        if self._teachers is not None and number != NO_ROWS:
+            join = self._teachers.open(window, arrivals=self._held)
         with (
             BadRows(self._data.bad_rows, folder=aside, budget=self._data.bad_row_budget) as bad_rows,
             EncodedWriter(self._path(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
         ):
             for chunk in self._held.chunks(window):
+                taught = chunk if join is None else join.added_to(chunk)
                 with _ways_out_of_taken_rows(is_begun=number > 1):
-                    table = self.preprocessing.encode(chunk, bad_rows=bad_rows)
-                counts.add(table)
-                writer.append(table)
+                    encoded = self.preprocessing.encode(taught, bad_rows=bad_rows)
+                if join is not None:
+                    join.count(encoded)
+                counts.add(encoded)
+                writer.append(encoded)
                 done += chunk.num_rows
                 if clock is not None and clock.column:
                     newest = max(newest, clock.newest(chunk))
                 shown(done)
             bad = bad_rows.num_rows
-        trained = self._encode_lessons(number, window, shown=lambda: shown(done)) if self._delay.is_on else {}
+        trained: dict[str, int] = {}
+        if self._delay.is_on:
+            trained = self._encode_lessons(number, window, join=join, shown=lambda: shown(done))
+        if join is not None and window.joined is None:
+            self._held.keep_joined(number, join.scores.used)
         watermark = "" if clock is None or not math.isfinite(newest) else clock.shown(newest)
         return EncodedWindow(
             window=window,
@@ -523,14 +565,18 @@ class StreamWindows:
             encode_s=time.perf_counter() - begin,
             watermark=watermark,
             trained=trained,
+            teachers={} if join is None else join.taught(),
         )
 
-    def _encode_lessons(self, number: int, window: Window, *, shown: Callable[[], None]) -> dict[str, int]:
+    def _encode_lessons(
+        self, number: int, window: Window, *, join: WindowJoin | None, shown: Callable[[], None]
+    ) -> dict[str, int]:
         """Encode the rows that a window is trained on; count them by what is known of their labels.
 
         Args:
             number: of the window.
             window: its rows.
+            join: adds what teachers say; None without.
             shown: called after each chunk.
         """
         counts = {state.value: 0 for state in LabelState}
@@ -545,8 +591,9 @@ class StreamWindows:
             EncodedWriter(self._path_of_lessons(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
         ):
             for state, chunk in self._held.lessons(window):
+                taught = chunk if join is None else join.added_to(chunk)
                 with _ways_out_of_taken_rows(is_begun=number > 1):
-                    table = self.preprocessing.encode(chunk, bad_rows=bad_rows)
+                    table = self.preprocessing.encode(taught, bad_rows=bad_rows)
                 writer.append(with_state(table, state, label=label, inputs=inputs))
                 counts[state.value] += table.num_rows
                 shown()

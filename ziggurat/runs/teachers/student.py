@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import extra_column, numbers_of
@@ -20,8 +21,10 @@ from ziggurat.features.inputs import HistoryPooling
 from ziggurat.features.kinds import TeacherHistory
 from ziggurat.ops.vector_histories import row_words_of
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.training.distillation import DistilHead
+from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.typed import Length, checked
+
+_ROWS_OF_MEANS = 100_000  # the mean of so many scores is known to a few thousandths of itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +191,36 @@ def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
             f"{4 * words:,} bytes a row"
         )
     return lines
+
+
+def mean_targets(config: DistilConfig, dataset: Dataset) -> dict[str, tuple[float, ...]]:
+    """Return the mean of what heads learn from teachers, min(α·p, 1), over the first rows: heads start there.
+
+    Args:
+        config: what learns from which extra columns.
+        dataset: encoded rows; one without a score is left out.
+
+    Returns:
+        By extra column, a mean for each label that it has scores of; without columns that have none.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    if config.head is not DistilHead.AUX_HEAD:
+        return found
+    for name in [text.partition("=")[0] for text in config.teachers] or [spec.name for spec in dataset.inputs.extras]:
+        scores: list[np.ndarray] = []
+        for index in range(len(dataset.group_sizes)):
+            column = dataset.read_group(index).column(extra_column(name)).combine_chunks()
+            is_list = not pa.types.is_floating(column.type)
+            flat = (column.flatten() if is_list else column).to_numpy(zero_copy_only=False)
+            scores.append(flat.reshape(len(column), -1))
+            if sum(map(len, scores)) >= _ROWS_OF_MEANS:
+                break
+        targets = np.minimum(config.label_scaling * np.concatenate(scores), 1.0) if scores else np.empty((0, 1))
+        known = ~np.isnan(targets)
+        if len(targets) and known.any(axis=0).all():
+            means = np.where(known, targets, 0.0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)
+            found[name] = tuple(float(mean) for mean in means)
+    return found
 
 
 def _counts(dataset: Dataset, feature: TeacherHistory) -> Iterator[np.ndarray]:

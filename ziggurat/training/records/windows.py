@@ -22,6 +22,34 @@ from ziggurat.files.checked_lines import append_line, checked_line, read_checked
 from ziggurat.plain import as_group
 
 _SHOWN = 6
+_A_DAY_S = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtRows:
+    """What a teacher said of the rows of a window.
+
+    Args:
+        share: of the rows that it has scored.
+        age: from the watermark of what it said to the row, the median of these rows: seconds, or what times count.
+        oldest: the largest age.
+        is_calendar: whether ages are in seconds.
+        versions: of the teacher, that said it.
+    """
+
+    share: float
+    age: float | None = None
+    oldest: float | None = None
+    is_calendar: bool = True
+    versions: tuple[str, ...] = ()
+
+    def age_text(self) -> str:
+        """Return the median age for people; "" where it said nothing."""
+        if self.age is None:
+            return ""
+        if not self.is_calendar:
+            return f"{self.age:.4g} old"
+        return f"{self.age / _A_DAY_S:.3g} days old" if self.age >= _A_DAY_S else f"{self.age / 3600:.3g} hours old"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +75,7 @@ class WindowRecord:
             are its own rows, whose labels are known.
         labelled: share of its rows whose label is known at its end; its metrics are of all of them, in hindsight. None
             where labels are known with their rows.
+        teachers: by name, what they said of its rows, from which training learns and no metric.
         timing: what depends on the clock, in seconds.
     """
 
@@ -66,6 +95,7 @@ class WindowRecord:
     shift_before: dict[str, float] = field(default_factory=dict)
     trained: dict[str, int] = field(default_factory=dict)
     labelled: float | None = None
+    teachers: dict[str, TaughtRows] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from ziggurat.training.metrics.metric import gain_over, shown_name
-from ziggurat.training.records.windows import WindowRecord
+from ziggurat.training.records.windows import TaughtRows, WindowRecord
 from ziggurat.training.report.drift_notes import alarm_notes, shift_notes
 from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
 
@@ -29,7 +29,7 @@ def plotted_metrics(records: Sequence[WindowRecord]) -> list[str]:
 
 
 def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord] = ()) -> list[Figure]:
-    """Plots over windows: a metric each, the share of samples with an id that has no row, and shifts of features.
+    """Plot over windows: metrics, the share of samples with an id that has no row, shifts of features, teachers.
 
     Args:
         records: of the stream.
@@ -62,7 +62,30 @@ def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowR
         if shown:
             curves = {name: [shifts[window].get(name, math.nan) for window in names] for name in shown}
             figures.append(_figure(names, curves, title=f"Population stability against {against}"))
-    return figures
+    return figures + _taught_figures(records)
+
+
+def _taught_figures(records: Sequence[WindowRecord]) -> list[Figure]:
+    """Plot which share of the rows of each window teachers had scored, and how old that was."""
+    teachers = dict.fromkeys(name for record in records for name in record.teachers)
+    if not teachers:
+        return []
+    names = [record.name for record in records]
+    shares: dict[str, list[float]] = {}
+    ages: dict[str, list[float]] = {}
+    is_calendar = True
+    for teacher in teachers:
+        taught = [record.teachers.get(teacher, TaughtRows(share=0.0)) for record in records]
+        is_calendar = is_calendar and all(each.is_calendar for each in taught)
+        shares[teacher] = [each.share for each in taught]
+        ages[teacher] = [math.nan if each.age is None else each.age for each in taught]
+    unit = 86_400.0 if is_calendar else 1.0
+    ages = {teacher: [age / unit for age in values] for teacher, values in ages.items()}
+    what = "in days" if is_calendar else "in units of the time column"
+    return [
+        _figure(names, shares, title="Share of rows that a teacher has scored"),
+        _figure(names, ages, title=f"Age of what a teacher said, median of rows, {what}"),
+    ]
 
 
 def wins(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], metric: str) -> tuple[int, int]:
@@ -89,7 +112,8 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     beside = {record.name: record for record in control}
     head = "".join(f"<th class=n>{html.escape(shown_name(name))}" for name in metrics)
     head += "".join(f"<th class=n>{html.escape(shown_name(name))}, control" for name in metrics if beside)
-    rows = "".join(_row(record, metrics=metrics, beside=beside) for record in records)
+    rows = "".join(_row(record, metrics=metrics, beside=beside) + _taught_cell(record) for record in records)
+    is_taught = any(record.teachers for record in records)
     late = sum(record.late for record in records)
     notes = [f"{late:,} rows came late: they were scored and trained with the window that they came in"] if late else []
     if any(record.trained for record in records):
@@ -110,7 +134,8 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
         "NE: log loss over that of always saying the window's own share of positives; 1 is no better than that."
     )
     table = (
-        f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{head}<th>ids without a row{rows}"
+        f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{head}<th>ids without a row"
+        f"{'<th>teachers' if is_taught else ''}{rows}"
         "</table></div>"
     )
     said = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
@@ -128,6 +153,14 @@ def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, Wind
         f"<tr><td>{html.escape(record.name)}<td class=n>{record.rows:,}<td class=n>{record.late:,}{shown}"
         f"<td>{html.escape(unknown)}"
     )
+
+
+def _taught_cell(record: WindowRecord) -> str:
+    """Write what teachers said of a window; nothing where it has none, which no window of a stream has or all have."""
+    if not record.teachers:
+        return ""
+    told = [f"{name} {each.share:.1%} {each.age_text()}".strip() for name, each in record.teachers.items()]
+    return f"<td>{html.escape(', '.join(told))}"
 
 
 def _value(record: WindowRecord, metric: str) -> float:
