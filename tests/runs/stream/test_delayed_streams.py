@@ -95,6 +95,15 @@ def test_rows_wait_for_their_labels_and_are_scored_when_they_come(file: Path, tm
     assert verify_run(tmp_path / "run").good
 
 
+def test_a_history_of_which_no_label_is_known_yet_trains_nothing(file: Path, tmp_path: Path) -> None:
+    later = pl.read_parquet(file).with_columns(known=pl.col("at") + 2 * DAY)
+    later.write_parquet(tmp_path / "later.parquet")
+    stream(config_of(tmp_path / "later.parquet"), tmp_path / "run", delay=delay_of(LabelDelay.WAIT))
+    days = moments_of(tmp_path / "later.parquet")[0]
+    records = read_windows(tmp_path / "run/windows.jsonl")
+    assert [record.trained_rows for record in records] == [0, 0, *(int((days == day).sum()) for day in range(3))]
+
+
 def test_assumed_negatives_are_corrected_when_positives_come(file: Path, tmp_path: Path) -> None:
     hook = Rows()
     stream(config_of(file), tmp_path / "run", delay=delay_of(), hooks=[hook])

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ziggurat.data.encoded.dataset import EncodedDataset, MemoryDataset
-from ziggurat.data.encoded.records import label_column
+from ziggurat.data.encoded.records import encoded_schema, label_column
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import AT_RANDOM
 from ziggurat.features.inputs import LabelSpec
@@ -140,7 +140,9 @@ class BelowChance:
 
 
 def some_rows(dataset: EncodedDataset | MemoryDataset) -> pa.Table:
-    """Return whole row groups from all over a data set, 65,536 rows or the first group."""
+    """Return whole row groups from all over a data set, 65,536 rows or the first group; none of an empty one."""
+    if not dataset.group_sizes:
+        return encoded_schema(dataset.inputs).empty_table()
     count = max(1, min(len(dataset.group_sizes), _ROWS // max(1, max(dataset.group_sizes))))
     chosen = np.unique(np.linspace(0, len(dataset.group_sizes) - 1, count).astype(int))
     return pa.concat_tables([dataset.read_group(int(index)) for index in chosen]).slice(0, _ROWS)
