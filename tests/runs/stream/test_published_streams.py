@@ -18,9 +18,11 @@ import ziggurat as zg
 from tests.runs.stream.test_stream_runs import SCHEMA, config_of, events, weights_of
 from tests.runs.stream.test_streams_on_ranks import config_in
 from ziggurat.cli.main import main
+from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.features.extras import Extra
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.ops.table_optimizers import TableOptimizerKind
@@ -39,6 +41,9 @@ from ziggurat.serving.export.published_folder import (
 )
 from ziggurat.serving.recommender import Recommender
 from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.config import AverageOver
+from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
+from ziggurat.training.distillation import DistilConfig, DistilHead
 
 
 class Heard:
@@ -139,6 +144,32 @@ def test_the_last_version_has_the_weights_and_scores_of_the_run(done: Path, tmp_
     frame = events(400, days=6, seed=6).drop("click", "at")
     scores = Recommender.load(done / "live").scores(frame)
     assert np.array_equal(scores, Recommender.load(exported.path).scores(frame))
+
+
+@pytest.mark.parametrize("beside", ["teacher", "delays", "average", "average over steps"])
+def test_what_a_stream_has_beside_its_model_is_not_published(tmp_path: Path, beside: str) -> None:
+    """Heads of teachers and networks of delays are not served; of an average it is the average that is."""
+    frame = events(900, days=4)
+    frame = frame.with_columns(score=pl.lit(0.2) + pl.col("click") * 0.5, known=pl.col("at") + 3600 * pl.col("click"))
+    frame.write_parquet(tmp_path / "a.parquet")
+    config = config_of(tmp_path / "a.parquet")
+    stream = StreamConfig(by="day", growing=60)
+    if beside == "teacher":
+        schema = dataclasses.replace(config.table_schema, extras=(Extra(name="teacher", column="score"),))
+        distil = DistilConfig(head=DistilHead.AUX_HEAD, adapter=True)
+        config = dataclasses.replace(config, table_schema=schema, distil=distil)
+    elif beside == "delays":
+        config = dataclasses.replace(config, delayed=DelayedConfig(loss=DelayedLoss.DEFUSE))
+        delay = DelayConfig(policy=LabelDelay.CORRECT, column="known", observe_s=600.0)
+        stream = dataclasses.replace(stream, delay=delay)
+    else:
+        average = {"weight_average": 0.9} if beside == "average over steps" else {"average_over": AverageOver.WINDOW}
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, **average))  # type: ignore[arg-type]
+    publish = PublishConfig(folder=str(tmp_path / "live"), max_delta_share=100.0)
+    stream_run(config, folder=tmp_path / "run", stream=stream, publish=publish)
+    versions = read_pointer(tmp_path / "live").versions
+    assert [each.name for each in versions] == [f"2000-05-0{day}" for day in range(1, 5)]
+    assert same_bits(whole_state(tmp_path / "live"), read_weights(tmp_path / "run"))
 
 
 def test_publishing_changes_no_bit_of_the_stream(done: Path) -> None:

@@ -56,7 +56,6 @@ HISTORY = 2  # windows before the stream begins
 TAUGHT_FROM = 9  # windows that the teacher has seen; students learn from those behind them
 ROWS = 8_000
 GROWING = "1000"
-STREAM_TEACHER: tuple[str, ...] = ()  # ("--teacher", FOLDER, "--distil", "aux-head") makes a student of the stream
 _LIMIT_S = 180.0  # for a version to come and be served, on a machine that is busy
 _PAUSE_S = 0.05
 _CONFIG = DriftConfig(window_rows=ROWS, preference_rate=0.06, lifetime=8.0, popularity_decay=2.0)
@@ -302,7 +301,8 @@ def _live(found: StreamDemo, files: Sequence[Path], *, schema: Path, begin: str,
         *("--from", begin, "--growing", GROWING, "--follow", "--out", str(folder / "stream")),
         *("--publish", str(live), "--publish-keep", str(2 * NUM_WINDOWS), "--server", _socket(folder)),
         *("--dim", "8", "--model.bottom.hidden-dims", "32", "--model.top.hidden-dims", "64,32"),
-        *("--batch-size", "256", "--threads", "1", *STREAM_TEACHER),
+        *("--batch-size", "256", "--threads", "1"),
+        *("--teacher", str(folder / "teacher"), "--distil", "aux-head"),
     ]
     with _running(stream, log=folder / "stream.log") as said:
         _wait(lambda: is_published(live), what="the first version", said=said)

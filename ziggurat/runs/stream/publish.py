@@ -115,6 +115,7 @@ from ziggurat.typed import Count, CountOrNone, Range, checked
 
 _PARITY_ROWS = 1_000
 _MODEL = "model."
+_STUDENT = "model.student."
 _DELTAS = "deltas"
 _MIB = 1 << 20
 
@@ -287,7 +288,12 @@ class PublishWindows(Hook):
         # A version never comes from weights that a resumed stream would have to train again.
         trainer.store.wait()
         state = trainer.state.tensors()
-        tensors = {name.removeprefix(_MODEL): each for name, each in state.items() if name.startswith(_MODEL)}
+        tensors = {
+            name.removeprefix(_MODEL): each
+            for name, each in state.items()
+            # What a model learns by from teachers, or of delays, is not served.
+            if name.startswith(_MODEL) and not name.startswith(_STUDENT)
+        }
         of_tables = {table: tensors.pop(name, None) for table, name in self._names.items()}
         weights = _Weights(dense=gathered_dense(team, tensors))
         if trainer.growing is not None:
@@ -611,7 +617,10 @@ class PublishWindows(Hook):
             team=trainer.team,
             reading=FileReading.of(self._settings),
         )
-        parity = compare(run, loaded.chain.needed_ranker, data=rows, num_rows=_PARITY_ROWS)
+        average = trainer.step.average
+        # Of an average it is the average that is evaluated, kept and published.
+        with contextlib.nullcontext() if average is None else average.in_place():
+            parity = compare(run, loaded.chain.needed_ranker, data=rows, num_rows=_PARITY_ROWS)
         refuse_difference(parity, config=ExportConfig(), where=str(self._run))
         return {"parity": parity.to_json()}
 
