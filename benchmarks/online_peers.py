@@ -82,7 +82,7 @@ def as_lines(rows: pl.DataFrame, columns: Columns) -> list[str]:
 
 
 class River:
-    """river's logistic regression by Adagrad, at the better of the rates 0.1 and river's default 0.01."""
+    """river's logistic regression by Adagrad at the rate 0.1; no other one was tried."""
 
     def __init__(self) -> None:
         from river import linear_model, optim

@@ -330,6 +330,23 @@ def test_lock_files_agree() -> None:
     assert not {name: files for name, files in differing.items() if len(set(files.values())) > 1}
 
 
+def test_every_extra_that_is_named_is_one_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    places = [*DOCUMENTS, *(ROOT / "ziggurat").rglob("*.py")]
+    named = {(found[0], path) for path in places for found in re.finditer(r"ziggurat(-rec)?\[[\w-]+\]", path.read_text())}
+    # `pip install ziggurat[…]` would fetch what another owner of that name has there.
+    known = {f"{project['name']}[{extra}]" for extra in (*project["optional-dependencies"], "torchrec")}
+    assert {f"ziggurat-rec[{extra}]" for extra in ("drift", "redis", "serve")} <= {name for name, _ in named} <= known
+
+
+def test_commands_name_every_verb() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    parser = build_parser()
+    (verbs,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    missing = [name for name in verbs.choices if not re.search(rf"(ziggurat|-m ziggurat) {name}\b", page)]
+    assert missing == []
+
+
 def test_site_leads_to_every_page() -> None:
     import yaml
 

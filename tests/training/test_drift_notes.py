@@ -44,4 +44,4 @@ def test_without_river_the_report_says_what_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "river.drift", None)
     monkeypatch.setitem(sys.modules, "river", None)
     (note,) = alarm_notes([record(1), record(2)])
-    assert "ziggurat[drift]" in note
+    assert "ziggurat-rec[drift]" in note

@@ -1,6 +1,6 @@
 """Stability: how far the values of a feature in a window are from those of another, as one number.
 
-    counts      values fall into buckets: 64 of ids by a hash of their row, or 25 of numbers by fixed edges; what is
+    counts      values fall into buckets: 64 of ids by a hash of their row, or 24 of numbers by fixed edges; what is
                 missing or unknown has buckets of its own
     PSI         Σ_b (p_b − q_b) · ln(p_b / q_b)        p, q: shares of a bucket in one window and in the other, with
                                                        half a value more in each
@@ -14,8 +14,8 @@ being small.
 The edges of numbers are those of the encoded value, which is about −1 to 1 for a standardised number, so they need no
 state. Ids share buckets: new ids move the index only by the share that they take of others.
 
-Cost: counts of 64 or 27 buckets a feature and window, whatever the rows; about 10 ns a value, in the thread that
-encodes.
+Cost: counts of 67 or 25 buckets a feature and window, whatever the rows; in chunks of 131,072 rows about 15 ns an id
+and 30 ns a number of one core, in the thread that encodes.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def alarm_notes(records: Sequence[WindowRecord]) -> list[str]:
     try:
         from river.drift import PageHinkley
     except ImportError:
-        return ["no alarm was looked for: the Page-Hinkley test needs river (pip install 'ziggurat[drift]')"]
+        return ["no alarm was looked for: the Page-Hinkley test needs river (pip install 'ziggurat-rec[drift]')"]
     notes: list[str] = []
     for metric in metrics:
         test = PageHinkley(min_instances=_MIN_WINDOWS, delta=_TOLERANCE, threshold=_THRESHOLD, mode="up")
