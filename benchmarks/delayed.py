@@ -45,7 +45,8 @@ from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.precision import PLAIN
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.studies.compare_statistics import paired_difference
-from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
+from ziggurat.training.delayed_feedback import DelayedConfig
+from ziggurat.training.delayed_losses import DelayedLoss
 
 DAY_S = 86_400
 BEGIN_S = 1_767_225_600  # 2026-01-01
@@ -219,7 +220,7 @@ def streamed(world: World, method: str, *, choice: Choice, seed: int, days: slic
         embedding_dim=8, bottom=zg.MLPConfig(hidden_dims=(16,)), top=zg.MLPConfig(hidden_dims=(32, 16))
     )
     run = zg.table_run(model, world.schema)
-    is_loss = method in list(DelayedLoss)
+    is_loss = method in {loss.name for loss in DelayedLoss}
     training = replace(
         run.training,
         seed=seed,
@@ -234,7 +235,7 @@ def streamed(world: World, method: str, *, choice: Choice, seed: int, days: slic
         data=replace(run.data, train=(str(world.path),)),
         training=training,
         delayed=DelayedConfig(
-            loss=DelayedLoss(method) if is_loss else DelayedLoss.NONE, gradient_scaling=choice.gradient_scaling
+            loss=DelayedLoss.named(method) if is_loss else DelayedLoss.NONE, gradient_scaling=choice.gradient_scaling
         ),
     )
     begin = sorted(world.entropy)[HISTORY_DAYS]

@@ -19,11 +19,10 @@ from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.training.delayed_feedback import (
     DelayedConfig,
     DelayedFeedback,
-    DelayedLoss,
     correct_labels,
-    delayed_losses,
     losses_of_delays,
 )
+from ziggurat.training.delayed_losses import DelayChances, DelayedLoss
 
 KNOWN, ASSUMED, CORRECTED, CONFIRMED = LabelState
 LOSSES = [loss for loss in DelayedLoss if loss is not DelayedLoss.NONE]
@@ -53,6 +52,8 @@ def by_hand(loss: DelayedLoss, z: float, v: int, state: LabelState, *, d: float,
                 return if_positive if state is CORRECTED else (1 + d) * if_positive
             fake = 1 - r
             return (1 - fake) * (1 + d) * if_negative + fake * d * if_positive
+        case _:
+            raise AssertionError(loss)
 
 
 ROWS = st.lists(
@@ -72,12 +73,12 @@ ROWS = st.lists(
 def test_losses_are_their_equations(
     rows: list[tuple[float, tuple[int, LabelState], float, float]], loss: DelayedLoss
 ) -> None:
-    found = delayed_losses(
-        loss,
+    states = torch.tensor([float(state.number) for _, (_, state), _, _ in rows])
+    found = loss.of_rows(
         torch.tensor([z for z, _, _, _ in rows], dtype=torch.float64),
         torch.tensor([float(v) for _, (v, _), _, _ in rows], dtype=torch.float64),
-        torch.tensor([float(state.number) for _, (_, state), _, _ in rows]),
-        logits_BD=torch.tensor([[d, r] for _, _, d, r in rows], dtype=torch.float64).view(-1, 2),
+        states,
+        DelayChances.of(torch.tensor([[d, r] for _, _, d, r in rows], dtype=torch.float64).view(-1, 2), states),
     )
     expected = [by_hand(loss, z, v, state, d=sigmoid(d), r=sigmoid(r)) for z, (v, state), d, r in rows]
     assert found.tolist() == pytest.approx(expected, rel=1e-9)
@@ -128,13 +129,9 @@ def gradient_of(loss: DelayedLoss, click: Click, z: float) -> float:
     beside = torch.tensor([[click.late, click.r]], dtype=torch.float64).logit()
     total = torch.zeros((), dtype=torch.float64)
     for share, v, state in click.rows():
-        one = delayed_losses(
-            loss,
-            logit,
-            torch.tensor([float(v)], dtype=torch.float64),
-            torch.tensor([float(state.number)]),
-            logits_BD=beside,
-        )
+        states = torch.tensor([float(state.number)])
+        chances = DelayChances.of(beside, states)
+        one = loss.of_rows(logit, torch.tensor([float(v)], dtype=torch.float64), states, chances)
         total = total + share * one.sum()
     total.backward()
     assert logit.grad is not None
@@ -244,7 +241,8 @@ def test_weights_in_a_loss_carry_no_gradient_into_the_network_beside() -> None:
     beside = torch.zeros(3, 2, requires_grad=True)
     for loss in (DelayedLoss.ES_DFM, DelayedLoss.DEFUSE):
         states = torch.tensor([0.0, 1.0, 2.0])
-        delayed_losses(loss, logit, torch.tensor([1.0, 0.0, 1.0]), states, logits_BD=beside).sum().backward()
+        chances = DelayChances.of(beside, states)
+        loss.of_rows(logit, torch.tensor([1.0, 0.0, 1.0]), states, chances).sum().backward()
     assert beside.grad is None
     assert logit.grad is not None
 
@@ -256,7 +254,7 @@ def test_the_network_beside_changes_no_score_and_no_starting_weight() -> None:
     served = {name: value for name, value in model.state_dict().items() if not name.startswith("student.")}
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in served.items())
     assert torch.equal(model.eval()(batch), plain.eval()(batch))
-    assert "weights that are not served" in made.line()
+    assert "weights that are not served" in made.lines()["delayed labels"]
 
 
 def test_batches_that_do_not_say_what_is_known_are_refused() -> None:

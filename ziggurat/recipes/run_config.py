@@ -33,7 +33,8 @@ from ziggurat.recipes.growing_check import check_growing
 from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
 from ziggurat.training.config import SelfDistil, TrainingConfig
-from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
+from ziggurat.training.delayed_feedback import DelayedConfig
+from ziggurat.training.delayed_losses import DelayedLoss
 from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks

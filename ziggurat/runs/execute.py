@@ -76,7 +76,8 @@ from ziggurat.runs.warm_start.parent import (
 from ziggurat.runs.warm_start.take import WarmStartRecord, take_weights
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
-from ziggurat.training.delayed_feedback import DelayedFeedback, DelayedLoss, correct_labels
+from ziggurat.training.delayed_feedback import DelayedFeedback, correct_labels
+from ziggurat.training.delayed_losses import DelayedLoss
 from ziggurat.training.distillation import DistilHead, Student, teach
 from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
@@ -652,10 +653,8 @@ def report_of_start(
     if rung_lines:
         report.sections["Formats of tables"] = rung_lines
     training = report.sections["Training"]
-    if isinstance(built.student, DelayedFeedback):
-        training["delayed labels"] = built.student.line()
-    elif built.student is not None:
-        training["distillation"] = built.student.line()
+    if built.student is not None:
+        training |= built.student.lines()
     if config.data.teacher:
         training |= coverage_lines(config, prepared.train)
     if trainer.step.self_distillation is not None:

@@ -33,16 +33,16 @@ labels are.
     defuse      Chen et al., Asymptotically unbiased estimation via label correction, WWW 2022, arXiv 2202.06472
                 (DEFUSE; its multi-task form for positives within and beyond the observation is not here)
 
-The numbers of equations are ours. Other labels of a row learn as ever. Denominators stay those of all rows, also of
-confirmed ones, whose loss is 0: of a batch of these alone, the network beside would else learn a sum. The served
-network has the same operations as without. Cost: 2·(X·H + 2·H) FLOPs a sample, X numbers of fields and H = 32.
+Each loss is an object (`delayed_losses.py`), so another one is a file of your own. The numbers of equations are ours.
+Other labels of a row learn as ever. Denominators stay those of all rows, also of confirmed ones, whose loss is 0: of a
+batch of these alone, the network beside would else learn a sum. The served network has the same operations as without.
+Cost: 2·(X·H + 2·H) FLOPs a sample, X numbers of fields and H = 32.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 import torch.nn.functional as F
@@ -54,34 +54,14 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.label_state import LABEL_STATE, LabelState
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights
+from ziggurat.training.delayed_losses import DELAYED, REAL, DelayChances, DelayedLoss
 from ziggurat.training.distillation import ScaledGradient
 from ziggurat.typed import FloatOrZero, checked
 
 _HIDDEN = 32
 _START = 3.9  # σ(−3.9) = 0.02
 _LOGITS = "delayed.logits"
-_DELAYED, _REAL = range(2)  # columns of these
 _ROWS, _ASSUMED, _CORRECTED, _SUM_D, _SUM_R = range(5)  # places in the counts
-
-
-class DelayedLoss(StrEnum):
-    """Choices of the loss of rows that are corrected later; a dash may stand for the underscore."""
-
-    NONE = "none"
-    FNW = "fnw"
-    FNC = "fnc"
-    ES_DFM = "es_dfm"
-    DEFUSE = "defuse"
-
-    @classmethod
-    def _missing_(cls, value: object) -> DelayedLoss | None:
-        text = str(value).replace("-", "_")
-        return next((member for member in cls if member.value == text), None)
-
-    @property
-    def learns_delays(self) -> bool:
-        """True if it has a network beside, which learns which positives come late."""
-        return self in (DelayedLoss.ES_DFM, DelayedLoss.DEFUSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +141,8 @@ class DelayedFeedback(nn.Module):
         logits_BD = outputs.named[_LOGITS].float() if self.network is not None else None
         share = self.inputs.labels[column].weight
         is_confirmed_B = states_B == LabelState.CONFIRMED.number
-        losses_B = delayed_losses(self.config.loss, logits_B, labels_B, states_B, logits_BD=logits_BD)
+        chances = None if logits_BD is None else DelayChances.of(logits_BD, states_B)
+        losses_B = self.config.loss.of_rows(logits_B, labels_B, states_B, chances)
         # What the model adds to the losses of its labels stays: the plain loss of this one alone is taken out.
         plain_B = F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
         wanted = ((losses_B.masked_fill(is_confirmed_B, 0.0) - plain_B) * weights_B).sum() * share
@@ -188,8 +169,11 @@ class DelayedFeedback(nn.Module):
             "real_mean": counts[_SUM_R] / rows,
         }
 
-    def line(self) -> str:
-        """Return a line for the start-up report."""
+    def lines(self) -> dict[str, str]:
+        """Return lines for the start-up report by their titles."""
+        return {"delayed labels": self._line()}
+
+    def _line(self) -> str:
         label = self.inputs.labels[self._column].name
         if self.network is None:
             return f"{self.config.loss.value} of {label}"
@@ -215,56 +199,11 @@ class DelayedFeedback(nn.Module):
             torch.ones_like(states_B).sum(),
             (states_B == LabelState.ASSUMED.number).sum(),
             (states_B == LabelState.CORRECTED.number).sum(),
-            logits_BD[:, _DELAYED].sigmoid().sum(),
-            logits_BD[:, _REAL].sigmoid().sum(),
+            logits_BD[:, DELAYED].sigmoid().sum(),
+            logits_BD[:, REAL].sigmoid().sum(),
         ]
         counts = torch.stack([each.double() for each in found])
         self._counts = counts if self._counts is None else self._counts + counts
-
-
-def delayed_losses(
-    loss: DelayedLoss,
-    logits_B: Float[Tensor, "B"],
-    labels_B: Float[Tensor, "B"],
-    states_B: Float[Tensor, "B"],
-    *,
-    logits_BD: Float[Tensor, "B 2"] | None = None,
-) -> Float[Tensor, "B"]:
-    """Return the loss of each row, by equations (2) to (6) of the module; of confirmed rows it means nothing.
-
-    Args:
-        loss: which equation.
-        logits_B: z, of the served probability.
-        labels_B: v, 0 or 1.
-        states_B: what is known of the labels, numbers of `LabelState`.
-        logits_BD: of d and r; equations (5) and (6) need them.
-    """
-    of_positive_B = F.softplus(-logits_B)
-    of_negative_B = F.softplus(logits_B)
-    if loss is DelayedLoss.NONE:
-        return labels_B * of_positive_B + (1.0 - labels_B) * of_negative_B
-    if loss is DelayedLoss.FNC:
-        # −ln b(v): for v = 1 it is −ln f + ln(1 + f), for v = 0 the second term alone.
-        return labels_B * of_positive_B + torch.log1p(logits_B.sigmoid())
-    if loss is DelayedLoss.FNW:
-        served_B = logits_B.detach().sigmoid()
-        positive_B = (1.0 + served_B) * of_positive_B
-        negative_B = (1.0 - served_B) * (1.0 + served_B) * of_negative_B
-        return labels_B * positive_B + (1.0 - labels_B) * negative_B
-    assert logits_BD is not None, "the network beside gives them"
-    delayed_B = logits_BD[:, _DELAYED].detach().sigmoid()
-    real_B = logits_BD[:, _REAL].detach().sigmoid()
-    # A negative that is certain when it is observed is real.
-    real_B = torch.where(states_B == LabelState.ASSUMED.number, real_B, 1.0)
-    if loss is DelayedLoss.ES_DFM:
-        positive_B = (1.0 + delayed_B) * of_positive_B
-        negative_B = (1.0 + delayed_B) * real_B * of_negative_B
-        return labels_B * positive_B + (1.0 - labels_B) * negative_B
-    is_corrected_B = states_B == LabelState.CORRECTED.number
-    positive_B = torch.where(is_corrected_B, 1.0, 1.0 + delayed_B) * of_positive_B
-    as_real_B = real_B * (1.0 + delayed_B) * of_negative_B
-    as_fake_B = (1.0 - real_B) * delayed_B * of_positive_B
-    return labels_B * positive_B + (1.0 - labels_B) * (as_real_B + as_fake_B)
 
 
 def losses_of_delays(logits_BD: Float[Tensor, "B 2"], states_B: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
@@ -277,8 +216,8 @@ def losses_of_delays(logits_BD: Float[Tensor, "B 2"], states_B: Float[Tensor, "B
     is_corrected_B = (states_B == LabelState.CORRECTED.number).float()
     is_confirmed_B = (states_B == LabelState.CONFIRMED.number).float()
     is_certain_B = (states_B != LabelState.ASSUMED.number).float()
-    of_delayed_B = F.binary_cross_entropy_with_logits(logits_BD[:, _DELAYED], is_corrected_B, reduction="none")
-    of_real_B = F.binary_cross_entropy_with_logits(logits_BD[:, _REAL], is_confirmed_B, reduction="none")
+    of_delayed_B = F.binary_cross_entropy_with_logits(logits_BD[:, DELAYED], is_corrected_B, reduction="none")
+    of_real_B = F.binary_cross_entropy_with_logits(logits_BD[:, REAL], is_confirmed_B, reduction="none")
     return of_delayed_B * is_certain_B + of_real_B * (is_corrected_B + is_confirmed_B)
 
 

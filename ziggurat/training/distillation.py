@@ -330,8 +330,11 @@ class Student(nn.Module):
             found["distil_clip_rate"] = counts[_CLIPPED] / taught
         return found
 
-    def line(self) -> str:
-        """Return a line for the start-up report."""
+    def lines(self) -> dict[str, str]:
+        """Return lines for the start-up report by their titles."""
+        return {"distillation": self._line()}
+
+    def _line(self) -> str:
         config = self.config
         names = ", ".join(teacher.extra for teacher in self.teachers)
         parts = [f"{config.head.value} of {names}", f"w = {config.loss_weight:g}"]
@@ -401,7 +404,7 @@ def teach(
         >>> import dataclasses
         >>> inputs = dataclasses.replace(small_inputs(), extras=(ExtraSpec(name="teacher"),))
         >>> model = zg.build_model(zg.DLRMConfig(embedding_dim=4), inputs, seed=0)
-        >>> teach(model, DistilConfig(head="aux-head"), seed=0).line()
+        >>> teach(model, DistilConfig(head="aux-head"), seed=0).lines()["distillation"]
         'aux_head of teacher, w = 1, α = 1, β = 1, 257 weights that are not served'
     """
     config.check()

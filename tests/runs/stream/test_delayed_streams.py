@@ -14,7 +14,7 @@ import torch
 
 import ziggurat as zg
 from tests.runs.stream.test_killed_streams import Moments
-from tests.runs.stream.test_stream_runs import START, config_of, content_of, events, same, weights_of
+from tests.runs.stream.test_stream_runs import SCHEMA, START, config_of, content_of, events, same, weights_of
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
@@ -26,7 +26,8 @@ from ziggurat.runs.execute import train_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.runs.verify import verify_run
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
+from ziggurat.training.delayed_feedback import DelayedConfig
+from ziggurat.training.delayed_losses import DelayedLoss
 from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.judging import MadeStep
 from ziggurat.training.records.windows import read_windows
@@ -265,3 +266,21 @@ def test_the_command_line_has_it(file: Path, tmp_path: Path, capsys: pytest.Capt
     assert "--delay wait, assume-negative or correct" in capsys.readouterr().err
     assert main([*command, *delay[:4], "--observe-s", "-1", "--out", str(tmp_path / "other")]) == 2
     assert "seconds, 0 or more" in capsys.readouterr().err
+
+
+def test_the_same_command_goes_on_with_a_loss_that_names_its_label_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    Path("days").mkdir()
+    frame = delayed_events(120, days=4).sort("at")
+    frame[:80].write_csv("days/first.csv")
+    words = ["stream", "table_dlrm", "--schema", "my.toml", "--batch-size", "32", "--training.threads", "1"]
+    words += ["--data.train", "days", "--out", "live", "--delay", "correct", "--label-time", "known"]
+    words += ["--delayed.loss", "fnw"]
+    assert main(words) == 0
+    before = len(read_windows(Path("live/windows.jsonl")))
+    frame[80:].write_csv("days/second.csv")
+    assert main(words) == 0
+    assert len(read_windows(Path("live/windows.jsonl"))) > before

@@ -133,7 +133,7 @@ def stream_run(
         config = dataclasses.replace(
             config, table_schema=with_growing_tables(config.table_schema, num_rows=stream.growing)
         )
-    stream = dataclasses.replace(stream, delay=for_losses(stream.delay, config.delayed))
+    stream = dataclasses.replace(stream, delay=for_losses(stream.delay, config.delayed, schema=config.table_schema))
     config = with_delayed_label(config, stream.delay)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if goes_on:

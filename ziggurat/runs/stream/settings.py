@@ -17,7 +17,8 @@ from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.teachers.student import refuse_histories
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
-from ziggurat.training.delayed_feedback import DelayedConfig, DelayedLoss
+from ziggurat.training.delayed_feedback import DelayedConfig
+from ziggurat.training.delayed_losses import DelayedLoss
 
 
 def for_stream(config: RunConfig) -> RunConfig:
@@ -97,7 +98,7 @@ def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
             where="settings of the stream",
             ways_out=("--delay correct --label-time COLUMN", "leave --delayed.loss out"),
         )
-    if delay.observe_s and not delayed.loss.learns_delays:
+    if delay.observe_s and not delayed.loss.may_observe:
         raise ConfigError(
             expected=f"--observe-s 0 with {delayed.loss.value}, which takes every positive for a negative first",
             found=f"--observe-s {delay.observe_s:g}",
@@ -108,16 +109,22 @@ def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
     return replace(config, delayed=replace(delayed, label=label))
 
 
-def for_losses(delay: DelayConfig, delayed: DelayedConfig) -> DelayConfig:
+def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) -> DelayConfig:
     """Return what becomes of rows for the losses of a run: of which label, and with certain negatives if need be.
 
     Args:
         delay: as it was given.
         delayed: the losses.
+        schema: of the stream.
+
+    Raises:
+        ConfigError: the schema has several labels, and none is named, or has no such label.
     """
     if not delay.is_on:
         return delay
-    return replace(delay, label=delay.label or delayed.label, confirms=delayed.loss.learns_delays)
+    # By its name also where it is the only one: settings that are stored name it, and the same command compares equal.
+    label = delayed_label(schema, delay.label or delayed.label).name
+    return replace(delay, label=label, confirms=delayed.loss.learns_delays)
 
 
 def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
