@@ -32,7 +32,6 @@ from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
 from ziggurat.data.preprocess.splits import SPLITS
-from ziggurat.data.streams.stability import ALARM
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files import refuse_url
@@ -55,9 +54,9 @@ from ziggurat.runs.stream.settings import (
 )
 from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
-from ziggurat.runs.stream.teachers import taught_text
+from ziggurat.runs.stream.window_line import window_line
 from ziggurat.training.checkpoint.retention import complete_steps
-from ziggurat.training.evaluation.evaluate import metrics_line, unknown_text
+from ziggurat.training.evaluation.evaluate import unknown_text
 from ziggurat.training.hooks.fitting import SaveWhenDue
 from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
@@ -68,10 +67,6 @@ from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.trainer import Trainer
 
-_SHOWN = ("auc", "log_loss", "ne", "calibration", "rmse", "mae", "r2")
-_OF_AVERAGE = ("ne", "rmse")  # what decides whether an average is worth it, in the line
-_SHOWN_SHIFTS = 3  # features whose values are others than in the window before
-_NOTABLE_SHARE = 0.005  # of samples with an id that has no row: below, it moves no metric
 _MANY_UNKNOWN = 0.2  # of samples with an id that has no row: growing tables are named
 
 
@@ -539,33 +534,8 @@ class _Stream:
         if self.records is None:
             return
         record = next(each for each in self.records.windows if each.window == number)
-        parts = [f"{record.name:<10}  {record.rows:>9,} rows"]
-        shown = [name for name in record.metrics if name.partition("/")[0] in _SHOWN]
-        if shown:
-            values = {name: math.nan if value is None else value for name, value in record.metrics.items()}
-            parts.append(metrics_line(values, names=shown))
-            averaged = {name: value for name, value in record.averaged.items() if value is not None}
-            if decisive := [name for name in averaged if name.partition("/")[0] in _OF_AVERAGE]:
-                parts.append("averaged " + metrics_line(averaged, names=decisive))
-        elif record.window == 1:
-            parts.append("history")
-        notable = {name: share for name, share in record.unknown.items() if share >= _NOTABLE_SHARE}
-        if notable:
-            parts.append("unknown " + ", ".join(f"{name} {share:.1%}" for name, share in notable.items()))
-        shifted = sorted((item for item in record.shift_before.items() if item[1] > ALARM), key=lambda item: -item[1])
-        if shifted:
-            parts.append("shifted " + ", ".join(f"{name} {index:.2f}" for name, index in shifted[:_SHOWN_SHIFTS]))
-        parts += [taught_text(name, taught) for name, taught in record.teachers.items()]
-        if record.late:
-            parts.append(f"{record.late:,} late")
-        if record.bad:
-            parts.append(f"{record.bad:,} put aside")
-        if record.trained:
-            parts.append(", ".join(f"{count:,} {state}" for state, count in record.trained.items() if count))
-        if steps and train_s:
-            parts.append(f"trained, {record.trained_rows / train_s:,.0f}/s")
         self._progress.end()
-        self._progress.say("  ".join(parts))
+        self._progress.say(window_line(record, train_s=train_s, steps=steps))
         self._warn_of_unknown(record)
 
     def _warn_of_unknown(self, record: WindowRecord) -> None:

@@ -5,7 +5,8 @@
 
 The first window is the history. Vocabularies and statistics are fitted to it once and then kept: what a number or an id
 means to the model does not change while it learns. Two encoded windows are on the disk at a time, the one that is open
-and the next, which a thread encodes meanwhile (`encode_ahead.py`); a few of their chunks are in memory.
+and the next, which a thread encodes meanwhile (`encode_ahead.py`); a few of their chunks are in memory. With teachers a
+window is encoded when it is opened: until then they may say more of it (`teachers.py`).
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
-from ziggurat.data.streams.journal import JOURNAL_FILE
 from ziggurat.data.streams.label_delay import delayed_label, inputs_with_state, with_state
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.data.teachers.join import joined_columns
-from ziggurat.errors import CheckpointError, DataError, MissingFileError, ZigguratError
+from ziggurat.errors import DataError, MissingFileError, ZigguratError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
+from ziggurat.runs.stream.gone import damaged, refuse_gone, refuse_shorter_journal
 from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.runs.stream.reader import KeptReader
 from ziggurat.runs.stream.teachers import StreamTeachers, WindowJoin
 from ziggurat.training.records.run_folder import RunFolder
-from ziggurat.training.records.windows import TaughtRows, read_windows
+from ziggurat.training.records.windows import TaughtRows
 from ziggurat.training.report.progress import Progress
 
 _A_DAY_S = 86_400.0
@@ -154,46 +155,6 @@ def _ways_out_of_taken_rows(*, is_begun: bool) -> Iterator[None]:
         raise
 
 
-def _refuse_gone(run: RunFolder) -> None:
-    """Refuse a stream of which something is gone that says what its weights mean, or which rows they have seen.
-
-    Raises:
-        CheckpointError: names it. It would be made anew, of other rows.
-    """
-    for path, what in (
-        (run.stream / JOURNAL_FILE, "journal, which says which rows were trained"),
-        (run.preprocessing, "vocabularies and statistics, to which its weights belong"),
-        (run.config, "settings"),
-    ):
-        if not path.exists():
-            raise _damaged(f"a stream that has begun, with its {what}", "none", where=path)
-
-
-def _refuse_shorter_journal(run: RunFolder, arrivals: Arrivals) -> None:
-    """Refuse a journal that does not know a window that was scored: it is on the disk before that.
-
-    Raises:
-        CheckpointError: it does not, and would deal rows anew that were trained.
-    """
-    scored = max((record.window for record in read_windows(run.windows)), default=0)
-    known = len(arrivals.journal.done)
-    if known < scored:
-        raise _damaged(
-            f"a stream that has begun, with {scored:,} windows in its journal, as {run.windows.name} has",
-            f"{known:,}",
-            where=run.stream,
-        )
-
-
-def _damaged(expected: str, found: str, *, where: Path) -> CheckpointError:
-    return CheckpointError(
-        expected=expected,
-        found=found,
-        where=str(where),
-        ways_out=("restore the folder from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
-    )
-
-
 class StreamWindows:
     """Gives the windows of a stream by their number; its methods are collective.
 
@@ -243,7 +204,7 @@ class StreamWindows:
             shutil.rmtree(self._folder, ignore_errors=True)
             has_begun = run.has_begun()
             if has_begun:
-                _refuse_gone(run)
+                refuse_gone(run)
             kept = None if broker is None else KeptReader(run.stream)
             if data.teacher and joined_columns(schema):
                 self._teachers = StreamTeachers(data.teacher, schema=schema, say=progress.say)
@@ -256,7 +217,7 @@ class StreamWindows:
                 also=StreamTeachers.columns_beside(schema, self._teachers),
             )
             if has_begun:
-                _refuse_shorter_journal(run, self._arrivals)
+                refuse_shorter_journal(run, self._arrivals)
             if broker is not None and kept is not None:
                 kept.keep()  # where what arrived under other settings was removed
                 self._receiving = self._received_from(broker, kept, is_asked=is_asked)
@@ -651,7 +612,7 @@ class StreamWindows:
 
     def _refuse_no_rows(self) -> None:
         if self._held.journal.forgotten:
-            raise _damaged("a checkpoint of a stream that has begun", "none", where=self._run.checkpoints)
+            raise damaged("a checkpoint of a stream that has begun", "none", where=self._run.checkpoints)
         window = self._held.journal.done[0]
         raise DataError(
             expected=f"rows of the history, {window.name}",
