@@ -169,6 +169,17 @@ def test_what_a_stream_has_beside_its_model_is_not_published(tmp_path: Path, bes
     stream_run(config, folder=tmp_path / "run", stream=stream, publish=publish)
     versions = read_pointer(tmp_path / "live").versions
     assert [each.name for each in versions] == [f"2000-05-0{day}" for day in range(1, 5)]
+    chosen = "averaged" if beside.startswith("average") else "metrics"
+    told = [json.loads(line)[chosen] for line in (tmp_path / "run/windows.jsonl").read_text().splitlines()]
+    assert [each.metrics for each in versions] == told
+    days = (frame["at"].to_numpy() - 957_139_200) // 86_400
+    for day, version in enumerate(versions[:-1], start=1):
+        # The next window is scored before it is trained, so by what this version serves.
+        rows = frame.filter(pl.Series(days == day))
+        served = Recommender.load(version_folder(tmp_path / "live", version.number))
+        scores = np.asarray(served.scores(rows.select("user", "item", "age")), dtype=np.float64).reshape(-1)
+        right = np.where(rows["click"].to_numpy() == 1, scores, 1.0 - scores)
+        assert -np.log(right).mean() == pytest.approx(told[day]["log_loss"], abs=1e-5)
     assert same_bits(whole_state(tmp_path / "live"), read_weights(tmp_path / "run"))
 
 

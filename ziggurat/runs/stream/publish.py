@@ -441,7 +441,8 @@ class PublishWindows(Hook):
             deltas=0 if whole or previous is None else previous.deltas + 1,
             rows=sum(len(each.rows) for each in weights.tables.values()),
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            metrics=dict(record.metrics),
+            # Of an average that is published, its own.
+            metrics=dict(record.averaged or record.metrics),
         )
         grown = {name: GrownVocabulary.of(ids) for name, ids in weights.ids.items()}
         fitted = self._preprocessing.with_grown(grown) if grown else self._preprocessing

@@ -73,7 +73,7 @@ class Publication:
         created: UTC time in ISO format.
         seconds: from the end of training on the window to readers that could see the version.
         cpu_s: of the stream's first process meanwhile, which say more than seconds on a machine that is shared.
-        metrics: of the window, by the weights before it was trained.
+        metrics: of the window, by the weights before it was trained; by their average where that is published.
     """
 
     number: Count
