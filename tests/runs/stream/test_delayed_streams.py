@@ -23,8 +23,11 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
+from ziggurat.runs.stream.publish import PublishConfig
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.runs.verify import verify_run
+from ziggurat.serving.export.published_folder import read_pointer
+from ziggurat.serving.recommender import Recommender
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.delayed_feedback import DelayedConfig
 from ziggurat.training.delayed_losses import DelayedLoss
@@ -284,3 +287,29 @@ def test_the_same_command_goes_on_with_a_loss_that_names_its_label_by_itself(
     frame[80:].write_csv("days/second.csv")
     assert main(words) == 0
     assert len(read_windows(Path("live/windows.jsonl"))) > before
+
+
+def test_labels_that_come_after_the_history_are_waited_for(file: Path, tmp_path: Path) -> None:
+    delay = delay_of(LabelDelay.WAIT, attribution_s=1.5 * DAY)
+    result = stream(config_of(file), tmp_path / "run", delay=delay)
+    trained = [window.trained_rows for window in result.windows]
+    assert trained[0] == 0
+    assert sum(trained) > 0
+    assert verify_run(tmp_path / "run").good
+
+
+def test_a_hundred_years_are_the_longest_wait(file: Path, tmp_path: Path) -> None:
+    for delay in (delay_of(LabelDelay.WAIT, attribution_s=1e30), delay_of(observe_s=1e30)):
+        with pytest.raises(ConfigError, match="a hundred years"):
+            stream(config_of(file), tmp_path / "run", delay=delay)
+
+
+@pytest.mark.parametrize("loss", ["es-dfm", "defuse"])
+def test_the_network_of_a_loss_is_not_published(file: Path, tmp_path: Path, loss: str) -> None:
+    publish = PublishConfig(folder=str(tmp_path / "live"), max_delta_share=100.0)
+    result = stream(config_of(file), tmp_path / "run", delay=delay_of(observe_s=3600.0), loss=loss, publish=publish)
+    loaded = Recommender.load(tmp_path / "live")
+    assert not any(name.startswith("student.") for name in loaded.chain.needed_ranker.packed.model.state_dict())
+    pointer = read_pointer(tmp_path / "live")
+    assert pointer.newest.step == result.steps
+    assert pointer.newest.deltas

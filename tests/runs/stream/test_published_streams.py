@@ -451,6 +451,76 @@ def test_settings_that_cannot_be_published_are_refused_before_anything_is_read(t
     assert main(["stream", "table_dlrm", "--schema", str(toml), "--server", "a.sock"]) == 2
 
 
+def test_folders_that_nobody_can_publish_into_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    events(300, days=2).write_parquet(tmp_path / "a.parquet")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/one.txt").write_text("mine")
+    (tmp_path / "foreign/versions/000001").mkdir(parents=True)
+    (tmp_path / "foreign/versions/000001/one.txt").write_text("mine")
+    for folder, words in (
+        ("", "an empty text"),
+        ("s3://bucket/live", "a URL"),
+        (str(tmp_path / "letters"), "one.txt"),
+        (str(tmp_path / "a.parquet"), "a file"),
+        (str(tmp_path / "letters/one.txt/live"), "a file"),
+        (str(tmp_path / "run/stream/live"), "whose files the stream reads"),
+        (str(tmp_path / "foreign"), r"000001 in versions"),
+    ):
+        with pytest.raises((ConfigError, ExportError), match=words):
+            published(tmp_path, folder=folder)
+        assert not (tmp_path / "run").exists()
+    config = config_of(tmp_path)
+    with pytest.raises(ConfigError, match="whose files the stream reads"):
+        published(tmp_path, config=config)
+    assert (tmp_path / "foreign/versions/000001/one.txt").read_text() == "mine"
+
+
+def test_versions_stay_where_their_pointer_is_gone(tmp_path: Path, done: Path) -> None:
+    shutil.copytree(done, tmp_path / "all")
+    live = tmp_path / "all/live"
+    versions = sorted(os.listdir(live / "versions"))
+    (live / "published.json").rename(tmp_path / "kept.json")
+    with pytest.raises(ExportError, match=r"published\.json beside versions") as caught:
+        published(tmp_path / "all")
+    assert sorted(os.listdir(live / "versions")) == versions
+    assert f"mv {live / 'versions'} {tmp_path / 'all/live-versions'}" in caught.value.ways_out
+    (live / "versions").rename(tmp_path / "all/live-versions")
+    published(tmp_path / "all")
+    assert read_pointer(live).current == 1
+
+
+def test_an_older_pointer_takes_no_number_again_and_removes_no_version(tmp_path: Path) -> None:
+    events(600, days=4).write_parquet(tmp_path / "a.parquet")
+    frame = pl.read_parquet(tmp_path / "a.parquet")
+    day = pl.col("at") < frame["at"].min() + 2 * 86_400
+    frame.filter(day).write_parquet(tmp_path / "a.parquet")
+    published(tmp_path)
+    older = (tmp_path / "live/published.json").read_bytes()
+    frame.filter(~day).write_parquet(tmp_path / "b.parquet")
+    published(tmp_path)
+    versions = set(os.listdir(tmp_path / "live/versions"))
+    assert len(versions) == 4
+    (tmp_path / "live/published.json").write_bytes(older)
+    published(tmp_path)
+    assert set(os.listdir(tmp_path / "live/versions")) == {*versions, "000005"}
+    assert read_pointer(tmp_path / "live").current == 5
+
+
+def test_a_version_that_is_gone_is_named_with_commands_that_lead_on(tmp_path: Path, done: Path) -> None:
+    live = tmp_path / "live"
+    shutil.copytree(done / "live", live)
+    roll_back(live, to="4")
+    shutil.rmtree(version_folder(live, 4))
+    with pytest.raises(ExportError, match="version 4") as caught:
+        Recommender.load(live)
+    assert f"ziggurat rollback {live} --to newest" in caught.value.ways_out
+    with pytest.raises(ExportError) as refused:
+        roll_back(live, to="4")
+    assert f"ziggurat rollback {live} --to 5" in refused.value.ways_out
+    assert main(["rollback", str(live), "--to", "newest"]) == 0
+    assert Recommender.load(live).version == read_pointer(live).newest.version
+
+
 # ------------------------------------------------------------------------------------------------------------ ranks
 
 

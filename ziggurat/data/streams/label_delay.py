@@ -59,6 +59,9 @@ class LabelDelay(StrEnum):
     CORRECT = "correct"  # the same, and once more as a positive when that is known
 
 
+_LONGEST_S = 100 * 365.25 * 86_400.0
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DelayConfig:
@@ -122,6 +125,14 @@ class DelayConfig:
                 where=f"--delay {self.policy.value}",
                 ways_out=("--by hour", "--by day", 'time = "COLUMN" under [roles] of the schema'),
             )
+        for flag, seconds in (("--observe-s", self.observe_s), ("--attribution-s", self.attribution_s)):
+            if seconds > _LONGEST_S:  # moments so far away have no window, and no 64-bit count
+                raise ConfigError(
+                    expected=f"at most {_LONGEST_S:,.0f} seconds, a hundred years",
+                    found=f"{flag} {seconds:g}",
+                    where="settings of the stream, delay",
+                    ways_out=(f"{flag} 604800, a week", f"leave {flag} out"),
+                )
         if self.policy is LabelDelay.WAIT and self.observe_s:
             raise ConfigError(
                 expected="no --observe-s with --delay wait, which waits for labels however long they take",

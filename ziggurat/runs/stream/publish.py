@@ -95,9 +95,11 @@ from ziggurat.serving.export.published_folder import (
     Publication,
     change_pointer,
     is_published,
+    newest_number,
     prune,
     publishing,
     read_pointer,
+    refuse_other_folder,
     version_folder,
 )
 from ziggurat.serving.golden import GOLDEN_FILE, check_golden, read_requests, write_golden
@@ -428,7 +430,8 @@ class PublishWindows(Hook):
         record = self._record(number)
         assert record is not None, "looked at in _due"
         previous = self._previous
-        version = 1 if pointer is None else pointer.last + 1
+        # A number is taken once, also where an older copy of the pointer was put back.
+        version = 1 + max(0 if pointer is None else pointer.last, newest_number(self._folder))
         path = version_folder(self._folder, version)
         publication = Publication(
             number=version,
@@ -698,15 +701,37 @@ def formula_of(config: PublishConfig, settings: RunConfig) -> str:
     return formula
 
 
-def check_publishing(config: PublishConfig, settings: RunConfig) -> None:
+def check_publishing(config: PublishConfig, settings: RunConfig, *, run: Path) -> None:
     """Refuse what cannot be published, before anything is read or trained.
 
+    Args:
+        config: settings.
+        settings: of the run.
+        run: its folder.
+
     Raises:
-        ConfigError: several tasks and no formula; a server that cannot be told.
+        ConfigError: several tasks and no formula; a folder of something else; a server that cannot be told.
+        ExportError: the pointer of the folder is damaged or gone.
     """
     formula_of(config, settings)
+    refuse_other_folder(config.folder)
+    _refuse_inside(config, settings, run=run)
     if config.server:
         ServerToTell.check(config.server)
+
+
+def _refuse_inside(config: PublishConfig, settings: RunConfig, *, run: Path) -> None:
+    """Refuse a folder whose versions would be taken for files of the stream, or of its run."""
+    path = Path(config.folder).absolute()
+    inputs = [Path(each).absolute() for each in settings.data.train if "://" not in each]
+    for folder in (*inputs, run.absolute() / "stream", run.absolute() / "checkpoints"):
+        if path == folder or folder in path.parents:
+            raise ConfigError(
+                expected="a folder apart from the rows and the records of the stream",
+                found=f"one in {folder}, whose files the stream reads",
+                where=f"--publish {config.folder}",
+                ways_out=("--publish exports/live",),
+            )
 
 
 def _rows_of(packed: PackedModel, name: str) -> Tensor:

@@ -32,6 +32,7 @@ from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
 from ziggurat.data.preprocess.splits import SPLITS
+from ziggurat.data.streams.brokers.broker import broker_of
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files import refuse_url
@@ -41,6 +42,7 @@ from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_files, report_of_start, resolved
+from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
@@ -131,13 +133,16 @@ def stream_run(
     stream = dataclasses.replace(stream, delay=for_losses(stream.delay, config.delayed, schema=config.table_schema))
     config = with_delayed_label(config, stream.delay)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
+    changes: list[Difference] = []
     if goes_on:
         refuse_training(run)
-        config = with_teachers_of(config, load_config(run.path, models=(type(config.model),)))
-        config, _ = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
+        stored = load_config(run.path, models=(type(config.model),))
+        _refuse_other_source(run, stored, given=config)
+        config = with_teachers_of(config, stored)
+        config, changes = config_to_resume(run, config, again="the same command without them", by="ziggurat stream")
     config.check()
     if publish is not None:
-        check_publishing(publish, config)
+        check_publishing(publish, config, run=run.path)
     if not goes_on:
         check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
@@ -150,6 +155,9 @@ def stream_run(
         ranks.on_first(lambda: _check_folder(run, lock=lock))
         progress = KeptProgress(progress, path=run.said)
         with progress.keeping_error(rank=ranks.rank if ranks.are_many else None), _ways_out_of_streams(run):
+            for change in changes:
+                if not change.setting.startswith("data."):  # which files there are is said by the stream itself
+                    progress.say(f"changed: {change.setting} {change.first or 'none'} → {change.second or 'none'}")
             with StopOnSignal() as asked:
                 made = _Stream(
                     run,
@@ -192,6 +200,23 @@ def _ways_out_of_streams(run: RunFolder) -> Iterator[None]:
         of_runs = f"ziggurat train {pasted(run.path)} --resume"
         error.ways_out = tuple(way.replace(of_runs, "the same ziggurat stream command with") for way in error.ways_out)
         raise
+
+
+def _refuse_other_source(run: RunFolder, stored: RunConfig, *, given: RunConfig) -> None:
+    """Refuse files in the place of a broker, and the reverse: a row that comes from both would be trained twice.
+
+    Raises:
+        ConfigError: the stream began with the other one.
+    """
+    before = stored.data.train
+    if (broker_of(before) is None) == (broker_of(given.data.train) is None):
+        return
+    raise ConfigError(
+        expected=f"rows from {', '.join(before)}, as before: files are known by content, messages by their ids",
+        found=", ".join(given.data.train),
+        where=f"{run.config}, --data.train",
+        ways_out=("leave --data.train out", "begin another stream: --out ANOTHER_FOLDER"),
+    )
 
 
 def _check_folder(run: RunFolder, *, lock: RunLock) -> None:

@@ -116,6 +116,8 @@ class StreamWindow:
         """False if too few labels are known to say how many rows are positives: positives alone, or none of them."""
         if self.lessons is None:
             return True
+        if not self.lessons.num_rows:  # labels come later than the window ends
+            return False
         known = self.trained[LabelState.KNOWN.value]
         corrected = self.trained[LabelState.CORRECTED.value]
         return corrected > 0 or (known == sum(self.trained.values()) and self.is_settled)

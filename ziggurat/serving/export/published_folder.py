@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +34,7 @@ from typing import TypeVar
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
-from ziggurat.files import FileLock, Format, temporary_beside, writing_to
+from ziggurat.files import FileLock, Format, refuse_url, temporary_beside, writing_to
 from ziggurat.typed import Count, CountOrNone
 
 POINTER_NAME = "published.json"
@@ -160,11 +160,30 @@ def served_folder(folder: Path) -> Path:
     """Return the folder to read: the current version of a published folder, any other folder itself.
 
     Raises:
-        ExportError: the pointer is damaged.
+        ExportError: the pointer is damaged, or the version that it leads to is gone.
     """
     if not is_published(folder):
         return folder
-    return version_folder(folder, read_pointer(folder).current)
+    pointer = read_pointer(folder)
+    path = version_folder(folder, pointer.current)
+    if path.is_dir():
+        return path
+    raise ExportError(
+        expected=f"version {pointer.current}, to which {POINTER_NAME} leads",
+        found="no such folder",
+        where=str(path),
+        ways_out=("restore the folder from a copy", *_ways_back(folder, pointer, but=pointer.current)),
+    )
+
+
+def _ways_back(folder: Path, pointer: Pointer, *, but: int) -> list[str]:
+    """Return commands that lead readers to the newest versions that are there."""
+    there = [each for each in pointer.versions if each.number != but]
+    there = [each for each in there if (version_folder(folder, each.number) / _MANIFEST).is_file()]
+    command = f"ziggurat rollback {pasted(folder)}"
+    newest = [f"{command} --to {NEWEST}"] if pointer.newest in there else []
+    others = [each for each in there if each.number != pointer.newest.number][-2:]
+    return newest + [f"{command} --to {each.number}" for each in others]
 
 
 def change_pointer(folder: Path, change: Callable[[Pointer | None], Pointer]) -> Pointer:
@@ -227,7 +246,11 @@ def roll_back(folder: str | Path, *, to: str = "") -> tuple[Pointer, Pointer]:
     def change(pointer: Pointer | None) -> Pointer:
         assert pointer is not None, "looked at above"
         chosen = _chosen(pointer, to=to, where=str(path))
-        open_export(version_folder(path, chosen.number))  # all of its files, before anybody is sent there
+        try:
+            open_export(version_folder(path, chosen.number))  # all of its files, before anybody is sent there
+        except ZigguratError as error:
+            ways = ("restore the folder from a copy", *_ways_back(path, pointer, but=chosen.number))
+            raise ExportError(expected=error.expected, found=error.found, where=error.where, ways_out=ways) from error
         before.append(pointer)
         return replace(pointer, current=chosen.number, held=to != NEWEST)
 
@@ -263,22 +286,74 @@ def _chosen(pointer: Pointer, *, to: str, where: str) -> Publication:
     )
 
 
+def refuse_other_folder(folder: str | Path) -> None:
+    """Refuse a folder that nobody can publish into, before anything is written.
+
+    Args:
+        folder: as it was given.
+
+    Raises:
+        ConfigError: no folder, a URL, a file, or a folder of something else.
+        ExportError: its pointer is damaged, or gone while versions are there.
+    """
+    path = Path(folder)
+    if not str(folder):
+        raise ConfigError(
+            expected="a folder to publish into",
+            found="an empty text",
+            where="--publish",
+            ways_out=("--publish exports/live", "leave --publish out"),
+        )
+    refuse_url(folder, error=ConfigError)
+    if is_published(path):
+        read_pointer(path)
+        return
+    if not path.exists():
+        file = next((each for each in path.absolute().parents if each.exists() and not each.is_dir()), None)
+        if file is None:
+            return
+        raise ConfigError(
+            expected="a folder, or a path where one can be made",
+            found=f"{file}, a file",
+            where=f"--publish {path}",
+            ways_out=("--publish exports/live",),
+        )
+    others = sorted(set(os.listdir(path)) - {VERSIONS, "publisher.lock", _LOCK}) if path.is_dir() else []
+    if not path.is_dir() or others:
+        raise ConfigError(
+            expected="a folder that does not exist yet, or one that is published into",
+            found=f"a folder with {', '.join(others[:3])}" if others else "a file",
+            where=f"--publish {path}",
+            ways_out=("--publish exports/live",),
+        )
+    # What a publisher leaves that was killed before its first pointer is the one version of number 1.
+    left = [name for name in _listed(path / VERSIONS) if not _LEFT.fullmatch(name)]
+    if left and (left != [version_folder(path, 1).name] or not (version_folder(path, 1) / _MANIFEST).is_file()):
+        raise ExportError(
+            expected=f"{POINTER_NAME} beside versions, which says what they are",
+            found=f"none, and {', '.join(left[:3])} in {VERSIONS}",
+            where=str(path),
+            ways_out=(
+                f"restore {POINTER_NAME} from a copy",
+                "publish into another folder: --publish FOLDER",
+                f"mv {pasted(path / VERSIONS)} {pasted(path.with_name(f'{path.name}-{VERSIONS}'))}",
+            ),
+        )
+
+
+def _listed(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
 @contextlib.contextmanager
 def publishing(folder: Path) -> Iterator[None]:
     """Hold the right to publish into a folder, which is made; and remove what a killed publisher left.
 
     Raises:
         ConfigError: something else is in the folder, or another process publishes there.
+        ExportError: its pointer is damaged or gone.
     """
-    if folder.exists() and not is_published(folder):
-        others = [] if not folder.is_dir() else sorted(set(os.listdir(folder)) - {VERSIONS, "publisher.lock", _LOCK})
-        if not folder.is_dir() or others:
-            raise ConfigError(
-                expected="a folder that does not exist yet, or one that is published into",
-                found=f"a folder with {', '.join(others[:3])}" if others else "a file",
-                where=f"--publish {folder}",
-                ways_out=(f"--publish {pasted(folder / 'live') if folder.is_dir() else 'exports/live'}",),
-            )
+    refuse_other_folder(folder)
     lock = FileLock(folder / "publisher.lock")
     with writing_to(lock.path, FileError):
         (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
@@ -301,18 +376,28 @@ def publishing(folder: Path) -> Iterator[None]:
 
 def _remove_left(folder: Path) -> None:
     """Remove versions that a killed publisher began and nobody was ever sent to; nothing that has another name."""
-    listed: Collection[int] = ()
-    if is_published(folder):
-        listed = {each.number for each in read_pointer(folder).versions}
+    pointer = read_pointer(folder) if is_published(folder) else None
+    listed = () if pointer is None else {each.number for each in pointer.versions}
+    last = 0 if pointer is None else pointer.last
+    # A publisher that was killed before the pointer moved leaves one version. More of them are those of a newer
+    # pointer, in the place of which an older copy was put: they stay.
+    keeps_newer = newest_number(folder) > last + 1
     for entry in os.scandir(folder / VERSIONS):
         is_begun = _LEFT.fullmatch(entry.name) is not None
         is_unlisted = _NUMBER.fullmatch(entry.name) is not None and int(entry.name) not in listed
         if not entry.is_dir(follow_symlinks=False) or not (is_begun or is_unlisted):
             continue
+        if is_unlisted and keeps_newer and int(entry.name) > last:
+            continue
         path = Path(entry.path)
         # A version that is not listed was pruned or never pointed to. One that a server still holds stays until then.
         if is_begun or ((path / _MANIFEST).is_file() and not in_use(path)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_number(folder: Path) -> int:
+    """Return the highest number of a version that lies in a published folder, listed or not; 0 where none does."""
+    return max((int(name) for name in _listed(folder / VERSIONS) if _NUMBER.fullmatch(name)), default=0)
 
 
 def prune(folder: Path, *, keep: int) -> list[int]:
