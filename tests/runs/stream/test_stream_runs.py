@@ -448,6 +448,34 @@ def test_the_command_line_streams_text_files_of_a_folder(
     assert "another schema" in capsys.readouterr().err
 
 
+def test_the_command_line_refuses_what_a_stream_would_not_look_at_and_says_what_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    events(200, days=2).write_csv("a.csv")
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_logistic_regression", "--data.train", "a.csv", "--schema", "my.toml", "--out", "run"]
+    for name in ("training.epochs", "training.early-stop.patience", "data.split.by"):
+        assert main([*command, f"--{name}", "3"]) == 2
+        assert f"no {name} in a stream" in capsys.readouterr().err
+    assert main([*command, "--publish", ""]) == 2
+    assert "an empty text" in capsys.readouterr().err
+    assert main([*command, "--publish", "live", "--server", "ftp://host/x"]) == 2
+    assert "ftp" in capsys.readouterr().err
+    assert main([*command, "--publish", "live", "--server", "http://host:99999"]) == 2
+    assert "99999" in capsys.readouterr().err
+    assert not Path("run").exists()
+    assert main([*command, "--batch-size", "64"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--batch-size", "32"]) == 0
+    assert "changed: training.loader.batch-size 64 → 32" in capsys.readouterr().err
+    shutil.rmtree("run/stream")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "a stream without it" in error
+    assert "ziggurat train" not in error
+
+
 def test_the_report_shows_windows_beside_those_of_a_control(
     file: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

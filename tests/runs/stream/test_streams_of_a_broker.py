@@ -232,6 +232,22 @@ def test_bad_entries_are_named_or_put_aside_and_counted(server: RedisServer, tmp
     assert [window.rows for window in result.windows] == [60]
 
 
+def test_files_in_the_place_of_a_broker_are_refused_and_the_reverse(server: RedisServer, tmp_path: Path) -> None:
+    frame = interleaved(60, days=1, seed=3)
+    frame.write_parquet(tmp_path / "a.parquet")
+    send(server, "source", frame)
+    url = server.url("source")
+    for folder, first, second in (
+        ("run", config_from(url), config_of(tmp_path / "a.parquet")),
+        ("files", config_of(tmp_path / "a.parquet"), config_from(f"{url}?group=other")),
+    ):
+        stream_run(first, folder=tmp_path / folder, stream=STREAM)
+        with pytest.raises(ConfigError, match="as before: files are known by content"):
+            stream_run(second, folder=tmp_path / folder, stream=STREAM)
+        result = stream_run(first, folder=tmp_path / folder, stream=STREAM)
+        assert [window.rows for window in result.windows] == [60]
+
+
 def test_a_column_that_no_message_has_is_refused_before_anything_is_fitted(server: RedisServer, tmp_path: Path) -> None:
     key = "misspelt"
     send(server, key, interleaved(60, days=1, seed=3).rename({"item": "itme"}))

@@ -45,12 +45,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def big_run(*, split: zg.SplitConfig | None = None) -> zg.Run:
+def big_run(
+    *,
+    split: zg.SplitConfig | None = None,
+    frame: pl.DataFrame | None = None,
+    bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+) -> zg.Run:
     """A trained teacher, whose data ends with the first 400 rows."""
-    rows().write_parquet("old.parquet")
+    (rows() if frame is None else frame).write_parquet("old.parquet")
     embedding = zg.EmbeddingConfig(kernel=KernelChoice.TORCH)
     config = zg.table_run(zg.DNNConfig(embedding_dim=4, embedding=embedding), SCHEMA)
     data = replace(config.data, train=("old.parquet",), **({} if split is None else {"split": split}))
+    data = replace(data, bad_rows=bad_rows)
     training = replace(config.training, threads=1, precision=Precision.FP32)
     zg.train_run(replace(config, data=data, training=training), folder="big")
     return zg.load_run("big")
@@ -228,6 +234,17 @@ def test_rows_that_were_put_aside_in_training_do_not_stop_the_watermark(folder: 
     logged = log_teacher(zg.load_run("big"), "old.csv", out="teacher", bad_rows=BadRowPolicy.QUARANTINE)
     assert logged.facts.watermark == rows()["at"][319]
     assert logged.num_new == 401  # the row without a time that can be read is scored too
+
+
+def test_a_run_whose_rows_have_no_time_needs_a_watermark_that_is_named(folder: Path) -> None:
+    timeless = rows().with_columns(at=pl.lit(None, dtype=pl.Int64))
+    split = zg.SplitConfig(by=zg.SplitBy.RANDOM)
+    run = big_run(split=split, frame=timeless, bad_rows=BadRowPolicy.QUARANTINE)
+    rows(20, first_day=3).write_parquet("new.parquet")
+    with pytest.raises(DataError, match="no row whose 'at' can be read") as refused:
+        log_teacher(run, ["new.parquet"], out="teacher")
+    assert any("--watermark" in way for way in refused.value.ways_out)
+    assert log_teacher(run, ["new.parquet"], out="teacher", watermark="2026-01-31T18:00").num_new == 20
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

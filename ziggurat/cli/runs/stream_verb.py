@@ -18,9 +18,17 @@ from ziggurat.cli.verbs import add_teacher, any_schema, fitted, train_files
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.stream.publish import PublishConfig
     from ziggurat.training.records.run_folder import RunFolder
+
+_WITHOUT_EFFECT = (
+    "training.epochs",
+    "training.early-stop",
+    "data.split",
+)  # settings of passes over rows that are split
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -38,6 +46,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     folder = Path(options.out or f"{default_folder(options.recipe, train=train_files(rest))}_stream")
     changes = settings_from(options, rest)
     changes |= {} if options.distil is None else {"distil.head": options.distil}
+    _refuse_without_effect(changes)
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
@@ -86,6 +95,19 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     return 130 if result.ended_early and not options.follow else 0
 
 
+def _refuse_without_effect(changes: Mapping[str, str]) -> None:
+    """Refuse settings that a stream, which sees each row once and never chooses weights, would not look at."""
+    for name in changes:
+        dashed = name.replace("_", "-")
+        if dashed in _WITHOUT_EFFECT or dashed.startswith(tuple(f"{each}." for each in _WITHOUT_EFFECT)):
+            raise ConfigError(
+                expected=f"no {dashed} in a stream: each row is scored and then trained, once",
+                found=f"--{name} {changes[name]}",
+                where="command line",
+                ways_out=(f"leave --{name} out", "train in passes, with validation rows: ziggurat train"),
+            )
+
+
 def _publish(options: argparse.Namespace) -> PublishConfig | None:
     from ziggurat.runs.stream.publish import PublishConfig
 
@@ -96,6 +118,13 @@ def _publish(options: argparse.Namespace) -> PublishConfig | None:
             keep=options.publish_keep,
             value=options.publish_value,
             server=options.server,
+        )
+    if options.publish is not None:
+        raise ConfigError(
+            expected="a folder to publish into",
+            found="an empty text",
+            where="--publish",
+            ways_out=("--publish exports/live", "leave --publish out"),
         )
     if options.server:
         raise ConfigError(

@@ -71,10 +71,10 @@ class ServerToTell:
         Raises:
             ConfigError: it is neither.
         """
-        if _is_url(server):
-            if urlsplit(server).hostname:
+        if "://" in server:
+            found = _wrong_url(server)
+            if not found:
                 return
-            found = "a URL without a host"
         else:
             try:
                 if stat.S_ISSOCK(Path(server).stat().st_mode):
@@ -147,6 +147,18 @@ class ServerToTell:
             connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_TIMEOUT_S)
         with contextlib.closing(connection):
             yield connection
+
+
+def _wrong_url(server: str) -> str:
+    """Return what is wrong with the URL of a server, or ""."""
+    if not _is_url(server):
+        return f"a URL of {server.partition('://')[0]!r}"
+    try:
+        parts = urlsplit(server)
+        _ = parts.port  # which is read, and may be none, when it is asked for
+    except ValueError as error:
+        return f"a URL that cannot be read: {error}"
+    return "" if parts.hostname else "a URL without a host"
 
 
 def _is_url(server: str) -> bool:

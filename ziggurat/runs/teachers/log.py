@@ -356,6 +356,16 @@ def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
             if len(times_N):
                 newest = max(newest, float(times_N.max()))
     progress.end()
+    if not math.isfinite(newest):
+        raise DataError(
+            expected="the time of the newest row that the teacher was trained on: nothing of later may teach",
+            found=f"no row whose {schema.time!r} can be read",
+            where=str(run.folder),
+            ways_out=(
+                "name it: --watermark 2026-01-31T18:00",
+                "where times count from a moment of their own: --watermark 1000",
+            ),
+        )
     return newest, is_calendar
 
 

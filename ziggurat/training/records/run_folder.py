@@ -344,6 +344,13 @@ class RunFolder:
         if not self.has_begun():
             return
         another = "choose another folder: --out runs/another_name"
+        if self.windows.exists() and not self.is_stream():
+            raise ConfigError(
+                expected=f"{self.stream.name}/ beside {self.windows.name}: it says which rows a stream has trained",
+                found="a stream without it",
+                where=str(self.path),
+                ways_out=("restore the folder from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            )
         has_config = self._has_config()
         if not (has_config or complete_steps(self.checkpoints)):
             raise ConfigError(

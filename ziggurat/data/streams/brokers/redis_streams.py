@@ -387,7 +387,7 @@ class _RedisSubscription(Subscription):
             return []
         return sorted(name.decode(errors="replace") for name in reply[1])[:100]
 
-    def _no_group(self, text: str) -> ZigguratError:
+    def _no_group(self, text: str, *, last: str = "ID") -> ZigguratError:
         settings = self._settings
         return DataError(
             expected=f"the consumer group {settings.group!r}, in which entries were read",
@@ -396,7 +396,7 @@ class _RedisSubscription(Subscription):
             ways_out=(
                 "restore the broker from a newer copy",
                 "if no entry was lost, make the group at the last entry that was read: "
-                f"redis-cli XGROUP CREATE {settings.key} {settings.group} ID, and give the command again",
+                f"redis-cli XGROUP CREATE {settings.key} {settings.group} {last}, and give the command again",
                 "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
@@ -414,7 +414,7 @@ class _RedisSubscription(Subscription):
         groups = {_text(each["name"]): each for each in map(_pairs, self._ask("XINFO", "GROUPS", key))}
         if group not in groups:
             if position is not None:
-                raise self._no_group("NOGROUP")
+                raise self._no_group("NOGROUP", last=str(position.last))
             self._make_group()
             groups = {_text(each["name"]): each for each in map(_pairs, self._ask("XINFO", "GROUPS", key))}
         delivered = EntryId.of(groups[group]["last-delivered-id"])
