@@ -458,6 +458,7 @@ def test_the_command_line_refuses_what_a_stream_would_not_look_at_and_says_what_
     for name in ("training.epochs", "training.early-stop.patience", "data.split.by"):
         assert main([*command, f"--{name}", "3"]) == 2
         assert f"no {name} in a stream" in capsys.readouterr().err
+    assert main([*command, "--data.split.date-order", "day_first", "--settings"]) == 0  # by which times are read
     assert main([*command, "--publish", ""]) == 2
     assert "an empty text" in capsys.readouterr().err
     assert main([*command, "--publish", "live", "--server", "ftp://host/x"]) == 2

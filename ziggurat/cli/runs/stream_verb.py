@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from ziggurat.runs.stream.publish import PublishConfig
     from ziggurat.training.records.run_folder import RunFolder
 
-_WITHOUT_EFFECT = (
-    "training.epochs",
-    "training.early-stop",
-    "data.split",
-)  # settings of passes over rows that are split
+# Settings of passes over rows that are split, and what of these a stream reads all the same.
+_WITHOUT_EFFECT = ("training.epochs", "training.early-stop", "data.split")
+_WITH_EFFECT = ("data.split.date-order",)
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -99,6 +97,8 @@ def _refuse_without_effect(changes: Mapping[str, str]) -> None:
     """Refuse settings that a stream, which sees each row once and never chooses weights, would not look at."""
     for name in changes:
         dashed = name.replace("_", "-")
+        if dashed in _WITH_EFFECT:
+            continue
         if dashed in _WITHOUT_EFFECT or dashed.startswith(tuple(f"{each}." for each in _WITHOUT_EFFECT)):
             raise ConfigError(
                 expected=f"no {dashed} in a stream: each row is scored and then trained, once",
