@@ -14,7 +14,7 @@ import torch
 
 import ziggurat as zg
 from tests.runs.stream.test_killed_streams import Moments
-from tests.runs.stream.test_stream_runs import SCHEMA, START, config_of, content_of, events, same, weights_of
+from tests.runs.stream.test_stream_runs import SCHEMA, START, Said, config_of, content_of, events, same, weights_of
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
@@ -313,3 +313,14 @@ def test_the_network_of_a_loss_is_not_published(file: Path, tmp_path: Path, loss
     pointer = read_pointer(tmp_path / "live")
     assert pointer.newest.step == result.steps
     assert pointer.newest.deltas
+
+
+def test_a_history_of_which_no_label_is_known_yet_trains_nothing_and_says_so(file: Path, tmp_path: Path) -> None:
+    """Its rows are trained with later windows; before any of them is, scores are those of the model as it was drawn."""
+    said = Said()
+    delay = delay_of(LabelDelay.WAIT, attribution_s=2 * DAY)
+    result = stream(config_of(file), tmp_path / "run", delay=delay, progress=said)
+    assert [window.trained_rows for window in result.windows][:2] == [0, 0]
+    assert result.windows[-1].trained_rows > 0
+    assert any("no label of 2000-05-01 is known at its end" in line for line in said.lines), said.lines
+    verify_run(tmp_path / "run")

@@ -20,17 +20,20 @@ from ziggurat.features.inputs import LabelSpec
 
 _FEW = 10  # so many times the rows of the history in another window: it is no sample of what comes
 
+_STEPS = 10  # in a window, of the batch size that is proposed
+
 
 def doubts_about_history(
-    rows: pa.Table, *, labels: Sequence[LabelSpec], windows: Sequence[Window], folder: Path
+    rows: pa.Table, *, labels: Sequence[LabelSpec], windows: Sequence[Window], folder: Path, batch_size: int
 ) -> list[str]:
     """Return a line for each reason to begin with another history.
 
     Args:
-        rows: encoded rows of the history.
+        rows: encoded rows of the history that are trained with it.
         labels: of the model.
         windows: that have rows so far, the history first.
         folder: of the stream.
+        batch_size: of all ranks together.
     """
     history, *others = windows
     anew = f"begin anew with --from MOMENT behind more rows, and another --out than {pasted(folder)}"
@@ -40,6 +43,18 @@ def doubts_about_history(
         found.append(
             f"warning: vocabularies and statistics are fitted to {history.name} alone, {history.rows:,} "
             f"row{'s' if history.rows != 1 else ''}, where {largest.name} has {largest.rows:,}: {anew}"
+        )
+    if largest.rows < batch_size:
+        smaller = max(1, largest.rows // _STEPS)
+        found.append(
+            f"warning: windows have up to {largest.rows:,} rows so far, less than one batch of {batch_size:,}: a step "
+            f"a window learns little; begin anew with --batch-size {smaller} or longer windows, and another --out than "
+            f"{pasted(folder)}"
+        )
+    if not rows.num_rows:
+        found.append(
+            f"warning: no label of {history.name} is known at its end, so nothing is trained until one is, and scores "
+            f"begin as the model was drawn: {anew}"
         )
     for label in labels:
         if not label.task.has_positives or not rows.num_rows:

@@ -331,7 +331,8 @@ class _Stream:
         self._opened: StreamWindow | None = first
         self._write_start(prepared, built)
         if not has_weights:
-            for line in self._windows.doubts(prepared.train):
+            batch_size = config.training.loader.batch_size * self._ranks.world_size
+            for line in self._windows.doubts(prepared.train, batch_size=batch_size):
                 self._progress.say(line)
         step = trainer.position.step
 

@@ -120,7 +120,7 @@ class StreamWindow:
             return False
         known = self.trained[LabelState.KNOWN.value]
         corrected = self.trained[LabelState.CORRECTED.value]
-        return corrected > 0 or (known == sum(self.trained.values()) and self.is_settled)
+        return corrected > 0 or (0 < known == sum(self.trained.values()) and self.is_settled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -626,15 +626,16 @@ class StreamWindows:
             ),
         )
 
-    def doubts(self, history: EncodedDataset | MemoryDataset) -> list[str]:
+    def doubts(self, history: EncodedDataset | MemoryDataset, *, batch_size: int) -> list[str]:
         """Return lines with reasons to begin with another history.
 
         Args:
             history: its encoded rows.
+            batch_size: of all ranks together.
         """
-        return self._ranks.on_first(lambda: self._doubts(history))
+        return self._ranks.on_first(lambda: self._doubts(history, batch_size=batch_size))
 
-    def _doubts(self, history: EncodedDataset | MemoryDataset) -> list[str]:
+    def _doubts(self, history: EncodedDataset | MemoryDataset, *, batch_size: int) -> list[str]:
         journal = self._held.journal
         return doubts_about_history(
             some_rows(history),
@@ -642,6 +643,7 @@ class StreamWindows:
             labels=() if self._delay.is_on else self.preprocessing.inputs.labels,
             windows=[*journal.done, *journal.open],
             folder=self._run.path,
+            batch_size=batch_size,
         )
 
     def acknowledge(self, number: int) -> None:
