@@ -16,11 +16,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
+from tests.runs.stream.test_stream_runs import SCHEMA, config_of, content_of, events, same, weights_of
+from ziggurat.cli.main import main
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import DataError
+from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.stream.source import FollowConfig
 from ziggurat.training.checkpoint import CheckpointStore
@@ -164,3 +166,22 @@ def test_a_stream_waits_for_its_history_and_ends_where_none_comes(tmp_path: Path
     assert (result.ended_early, result.windows) == (True, ())
     events(100).write_parquet(tmp_path / "incoming/a.parquet")
     assert len(stream_run(config, folder=tmp_path / "run").windows) == 5
+
+
+def test_the_command_line_follows_a_folder_that_is_empty_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its recipe was to be fitted to the rows of files, and there were none."""
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    schema = tmp_path / "my.toml"
+    schema.write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_dlrm", "--schema", str(schema), "--follow", "--out", str(tmp_path / "run")]
+    assert main([*command, "--data.train", str(tmp_path / "absent")]) == 2
+    assert "nothing there" in capsys.readouterr().err
+    signalled = threading.Timer(3.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    signalled.start()
+    assert main([*command, "--data.train", str(incoming)]) == 0
+    signalled.join()
+    captured = capsys.readouterr()
+    assert f"waiting for files: {incoming}" in captured.out + captured.err

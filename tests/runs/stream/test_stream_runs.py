@@ -306,7 +306,7 @@ def test_a_bad_row_of_the_history_may_be_corrected(tmp_path: Path) -> None:
     assert stream(tmp_path / "run", file).windows[0].rows == 100
 
 
-class _Said(NoProgress):
+class Said(NoProgress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -317,7 +317,7 @@ class _Said(NoProgress):
 
 
 def said_of(folder: Path, file: Path) -> str:
-    said = _Said()
+    said = Said()
     stream_run(config_of(file), folder=folder, stream=StreamConfig(), progress=said)
     return "\n".join(said.lines)
 
@@ -334,6 +334,39 @@ def test_a_history_that_is_no_sample_of_what_comes_is_said(file: Path, tmp_path:
     frame.with_columns(click=pl.when(first).then(0).otherwise("click")).write_parquet(path)
     assert "label 'click' is 0 in all rows of 2000-05-01" in said_of(tmp_path / "negatives", path)
     assert "warning" not in said_of(tmp_path / "usual", file).replace("warning: ids that", "")
+
+
+def test_windows_smaller_than_a_batch_are_said(file: Path, tmp_path: Path) -> None:
+    """Each is learned in one step, as happens to a recipe for many rows that does not know how few come."""
+    config = config_of(file)
+    loader = dataclasses.replace(config.training.loader, batch_size=4096)
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, loader=loader))
+    said = Said()
+    stream_run(config, folder=tmp_path / "run", stream=StreamConfig(), progress=said)
+    found = next(line for line in said.lines if "less than one batch of 4,096" in line)
+    proposed = re.search(r"--batch-size (\d+) ", found)
+    assert proposed is not None
+    loader = dataclasses.replace(loader, batch_size=int(proposed[1]))
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, loader=loader))
+    again = Said()
+    stream_run(config, folder=tmp_path / "again", stream=StreamConfig(), progress=again)
+    assert not [line for line in again.lines if "less than one batch" in line]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--warm-start", "runs/last"), ("--teacher", "teacher"), ("--teacher-history", "user")]
+)
+def test_flags_of_batch_runs_are_refused_by_their_names(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    """They were read as groups of settings, and a stream was advised to set the sizes of a made teacher."""
+    schema = tmp_path / "my.toml"
+    schema.write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_dlrm", "--data.train", str(file), "--schema", str(schema), flag, value]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert f"leave {flag} out" in err
+    assert "num-dense" not in err
 
 
 def test_rows_that_are_to_come_are_said_where_nobody_follows(tmp_path: Path) -> None:

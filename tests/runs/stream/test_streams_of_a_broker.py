@@ -248,6 +248,27 @@ def test_files_in_the_place_of_a_broker_are_refused_and_the_reverse(server: Redi
         assert [window.rows for window in result.windows] == [60]
 
 
+def test_times_of_another_type_or_unit_are_taken_out_of_the_broker_and_it_goes_on(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """What helps with files, to convert them, helps nobody whose producer has sent an entry."""
+    key = "types"
+    send(server, key, interleaved(60, days=1, seed=3))
+    config = config_from(server.url(key))
+    stream_run(config, folder=tmp_path / "run", stream=STREAM)
+    for at in ("2000-05-02 10:00:00", "957261600000"):
+        with server.client() as client:
+            entry = client.xadd(key, {"user": "u1", "item": 1, "age": 1, "click": 1, "at": at}).decode()
+        with pytest.raises((DataError, SchemaError)) as refused:
+            stream_run(config, folder=tmp_path / "run", stream=STREAM)
+        assert entry in refused.value.where
+        assert "XDEL" in str(refused.value.ways_out)
+        assert "file" not in str(refused.value.ways_out)
+        with server.client() as client:
+            client.xdel(key, entry)
+        stream_run(config, folder=tmp_path / "run", stream=STREAM)
+
+
 def test_a_column_that_no_message_has_is_refused_before_anything_is_fitted(server: RedisServer, tmp_path: Path) -> None:
     key = "misspelt"
     send(server, key, interleaved(60, days=1, seed=3).rename({"item": "itme"}))

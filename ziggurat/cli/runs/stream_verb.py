@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Settings of passes over rows that are split, and what of these a stream reads all the same.
 _WITHOUT_EFFECT = ("training.epochs", "training.early-stop", "data.split")
 _WITH_EFFECT = ("data.split.date-order",)
+_BATCH_FLAGS = ("teacher", "teacher-history", "warm-start")  # of `ziggurat train`
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -45,12 +47,15 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     changes = settings_from(options, rest)
     changes |= {} if options.distil is None else {"distil.head": options.distil}
     _refuse_without_effect(changes)
+    _refuse_batch_flags(changes)
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
     else:
         stored = with_model(_recipe(options), own_models(options))
-        with contextlib.suppress(MissingFileError) if options.settings else contextlib.nullcontext():
+        # A folder that is followed may be empty when its stream begins.
+        may_be_empty = options.settings or (options.follow and Path(train_files(rest)).is_dir())
+        with contextlib.suppress(MissingFileError) if may_be_empty else contextlib.nullcontext():
             stored = fitted(stored, changes)
     config = apply_settings(stored, changes)
     if options.settings:
@@ -134,6 +139,19 @@ def _publish(options: argparse.Namespace) -> PublishConfig | None:
             ways_out=(f"--publish exports/live --server {options.server}", "leave --server out"),
         )
     return None
+
+
+def _refuse_batch_flags(changes: Mapping[str, str]) -> None:
+    """Refuse short forms of `train` that a stream does not have, which would be read as settings of these names."""
+    for flag in _BATCH_FLAGS:
+        value = changes.get(flag, "")
+        if value:
+            raise ConfigError(
+                expected="flags of a stream, which has no logged teacher and no parent yet",
+                found=f"--{flag} {value}",
+                where="ziggurat stream",
+                ways_out=(f"leave --{flag} out", f"train a batch run with it: ziggurat train … --{flag} {value}"),
+            )
 
 
 def _recipe(options: argparse.Namespace) -> RunConfig:

@@ -40,7 +40,7 @@ from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.arrivals import Arrivals, ReceivedRows, Taken
 from ziggurat.data.streams.brokers.broker import Broker, BrokerAway, Messages, Reader, Subscription, Waiting
 from ziggurat.data.streams.brokers.messages import BadMessage, Payload, Rows, rows_of
-from ziggurat.errors import SchemaError, UnavailableError, ZigguratError, nearest_names
+from ziggurat.errors import DataError, SchemaError, UnavailableError, ZigguratError, nearest_names
 from ziggurat.files.stores import StoreFile
 
 _MOST = 16_384  # messages of a read
@@ -292,8 +292,13 @@ class Receiving:
             taken = self._arrivals.receive(rows, latest_s=latest_s)
         except ZigguratError as error:
             found = BadRow.of(error)
-            if found is None:
+            if found is None and not isinstance(error, DataError | SchemaError):
                 raise
+            if found is None:  # times of another type or unit: what helps with files helps nobody here
+                ways = ("take the messages that differ out of the stream (XDEL), and give the same command again",)
+                raise type(error)(
+                    expected=error.expected, found=error.found, where=error.where, ways_out=ways
+                ) from error
             where = f"{self._url}, entry {pending.ids[messages[found.row]]}"
             where += f", column {found.column!r}" if found.column else ""
             ways = (
