@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # Settings of passes over rows that are split, and what of these a stream reads all the same.
 _WITHOUT_EFFECT = ("training.epochs", "training.early-stop", "data.split")
 _WITH_EFFECT = ("data.split.date-order",)
-_BATCH_FLAGS = ("teacher", "teacher-history", "warm-start")  # of `ziggurat train`
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -47,7 +46,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     changes = settings_from(options, rest)
     changes |= {} if options.distil is None else {"distil.head": options.distil}
     _refuse_without_effect(changes)
-    _refuse_batch_flags(changes)
+    _refuse_warm_start(changes)
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
@@ -141,17 +140,15 @@ def _publish(options: argparse.Namespace) -> PublishConfig | None:
     return None
 
 
-def _refuse_batch_flags(changes: Mapping[str, str]) -> None:
-    """Refuse short forms of `train` that a stream does not have, which would be read as settings of these names."""
-    for flag in _BATCH_FLAGS:
-        value = changes.get(flag, "")
-        if value:
-            raise ConfigError(
-                expected="flags of a stream, which has no logged teacher and no parent yet",
-                found=f"--{flag} {value}",
-                where="ziggurat stream",
-                ways_out=(f"leave --{flag} out", f"train a batch run with it: ziggurat train … --{flag} {value}"),
-            )
+def _refuse_warm_start(changes: Mapping[str, str]) -> None:
+    """Refuse the short form of `train`, which would be read as a group of settings."""
+    if run := changes.get("warm-start", ""):
+        raise ConfigError(
+            expected="no parent of a stream, whose tables are not there before its first window",
+            found=f"--warm-start {run}",
+            where="ziggurat stream",
+            ways_out=("leave --warm-start out", f"begin a batch run from it: ziggurat train … --warm-start {run}"),
+        )
 
 
 def _recipe(options: argparse.Namespace) -> RunConfig:
