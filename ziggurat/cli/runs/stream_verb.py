@@ -19,8 +19,6 @@ from ziggurat.cli.verbs import add_teacher, any_schema, fitted, train_files
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.stream.publish import PublishConfig
     from ziggurat.training.records.run_folder import RunFolder
