@@ -12,7 +12,6 @@ name only if it scores as the run does. A failed export leaves an older one as i
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,9 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import ziggurat
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
 from ziggurat.config import to_json
@@ -31,11 +27,10 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema
-from ziggurat.files import digest_of, write_bytes
+from ziggurat.files import write_bytes
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.packed import packed_format
 from ziggurat.parallel.device import Device
-from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
@@ -46,6 +41,7 @@ from ziggurat.runs.export.golden_requests import golden_requests
 from ziggurat.runs.export.histories import write_histories
 from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, named_ranker, refuse_blind, refuse_stranger
+from ziggurat.runs.export.made_from import source_of, versions
 from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
@@ -166,7 +162,7 @@ def export_run(
         if runs.encoder is not None:
             progress.say(f"{repeats.of_answers} (repeats = {repeats.value}); a request may say otherwise: exclude_seen")
         settings.write(folder / CHAIN_FILE)
-        made = {"sources": _sources(runs), "made_with": _versions()}
+        made = {"sources": _sources(runs), "made_with": versions()}
         # Sealed before it is whole, since the index is made by the encoder as the export has it.
         seal_export(folder, facts=facts, **made)
         if runs.encoder is not None and catalogue is not None:
@@ -425,21 +421,6 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
 
 def _sources(runs: _Runs) -> tuple[Source, ...]:
     return tuple(
-        Source(
-            part=part,
-            run=run.folder.absolute().name,
-            model=run.config.model.kind,
-            step=run.step,
-            config=digest_of(run_config_to_json(run.config))[:16],
-            preprocessing=run.preprocessing.fingerprint,
-        )
+        source_of(part, folder=run.folder, config=run.config, preprocessing=run.preprocessing, step=run.step)
         for part, run in runs.parts.items()
     )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "ziggurat": ziggurat.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import platform
 import secrets
 import tempfile
 import time
@@ -40,7 +39,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-import ziggurat
 from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.data_config import DataConfig
@@ -50,12 +48,13 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.files import Format, digest_of
+from ziggurat.files import Format
 from ziggurat.models.build import MODEL_CONFIGS
-from ziggurat.recipes.run_config import RunConfig, run_config_to_json
+from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.golden_requests import golden_requests
+from ziggurat.runs.export.made_from import source_of, versions
 from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_fit import quoted
 from ziggurat.runs.load import Run
@@ -76,7 +75,6 @@ from ziggurat.serving.export.deltas import ChangedRows, Delta, changed_ids, ids_
 from ziggurat.serving.export.export_folder import (
     MANIFEST_NAME,
     FileEntry,
-    Source,
     open_export,
     read_manifest,
     replacing_export,
@@ -463,7 +461,10 @@ class PublishWindows(Hook):
             self._chain_settings().write(folder / CHAIN_FILE)
             known.pop(CHAIN_FILE, None)
             facts: dict[str, object] = {"published": to_json(publication)}
-            made: dict[str, Any] = {"sources": (self._source(fitted, publication),), "made_with": _versions()}
+            source = source_of(
+                RANKER, folder=self._run, config=self._settings, preprocessing=fitted, step=publication.step
+            )
+            made: dict[str, Any] = {"sources": (source,), "made_with": versions()}
             seal_export(folder, facts=facts, known=known, **made)
             try:
                 loaded = self._load(folder)
@@ -661,16 +662,6 @@ class PublishWindows(Hook):
             number_columns=tuple(numbers.values()),
         )
 
-    def _source(self, fitted: Preprocessing, publication: Publication) -> Source:
-        return Source(
-            part=RANKER,
-            run=self._run.absolute().name,
-            model=self._settings.model.kind,
-            step=publication.step,
-            config=digest_of(run_config_to_json(self._settings))[:16],
-            preprocessing=fitted.fingerprint,
-        )
-
     def _say(self, text: str) -> None:
         self._progress.end()
         self._progress.say(text)
@@ -759,11 +750,3 @@ def _order(watermark: str) -> tuple[int, float]:
 def _is_before(watermark: str, other: str) -> bool:
     """Return whether rows end before others, where both have a time."""
     return bool(watermark and other) and _order(watermark) < _order(other)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "ziggurat": ziggurat.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
