@@ -397,7 +397,9 @@ def _remove_left(folder: Path) -> None:
 
 def newest_number(folder: Path) -> int:
     """Return the highest number of a version that lies in a published folder, listed or not; 0 where none does."""
-    return max((int(name) for name in _listed(folder / VERSIONS) if _NUMBER.fullmatch(name)), default=0)
+    names = [name for name in _listed(folder / VERSIONS) if _NUMBER.fullmatch(name)]
+    # A folder of such a name with nothing of ours in it is no version.
+    return max((int(name) for name in names if (folder / VERSIONS / name / _MANIFEST).is_file()), default=0)
 
 
 def prune(folder: Path, *, keep: int) -> list[int]:
