@@ -18,13 +18,13 @@ from pathlib import Path
 from ziggurat.commands import pasted
 from ziggurat.errors import MissingFileError
 from ziggurat.files.table_endings import READ_AS
+from ziggurat.serving.export.published_folder import PUBLISHER_LOCK
 
 _MANIFEST = "export.json"
 _PARTS = ("chain.json", "golden.json")  # that every export has beside its manifest
 _BEGUN = ("config.json", "data.json")  # of a run before its first checkpoint
 _CHECKPOINTS = "checkpoints"
 _PREPARED = "prepared.json"
-_PUBLISHER = "publisher.lock"  # while a stream publishes into a folder
 _DATA = READ_AS.keys() - {".txt"}  # most files of that ending are no data
 _MAX_ENTRIES = 1_000  # of a folder that are looked at
 _SHOWN = 3
@@ -61,7 +61,7 @@ def _what_is_there(given: Path) -> tuple[str, list[str]]:
     if all((given / name).is_file() for name in _BEGUN):
         resume = f"train it on: ziggurat train {pasted(given)} --resume"
         return "the folder of a run that has no checkpoint yet", [resume, "name another run to export"]
-    if (given / _PUBLISHER).exists():
+    if (given / PUBLISHER_LOCK).exists():
         ways = ["wait until its first window is trained", "see what the stream says: run.log in its folder"]
         return "a folder that a stream publishes into, which has no version yet", ways
     entries = _entries(given)

@@ -39,6 +39,7 @@ from ziggurat.typed import Count, CountOrNone
 
 POINTER_NAME = "published.json"
 VERSIONS = "versions"
+PUBLISHER_LOCK = "publisher.lock"
 _LOCK = "published.lock"
 _MANIFEST = "export.json"
 _PATIENCE_S = 20.0  # the pointer is locked while a small file is written
@@ -196,23 +197,18 @@ def change_pointer(folder: Path, change: Callable[[Pointer | None], Pointer]) ->
     Raises:
         FileError: another process holds the pointer, or the system refuses.
     """
-    lock = FileLock(folder / _LOCK)
-    end = time.monotonic() + _PATIENCE_S
-    with writing_to(lock.path, FileError):
-        while not lock.take():
-            if time.monotonic() > end:
-                raise FileError(
-                    expected="the pointer, which one process at a time may change",
-                    found=f"another one that does: {lock.holder()}",
-                    where=str(lock.path),
-                    ways_out=("wait until it ends, or end it",),
-                )
-            time.sleep(_POLL_S)
-    try:
+
+    def busy(holder: str) -> FileError:
+        return FileError(
+            expected="the pointer, which one process at a time may change",
+            found=f"another one that does: {holder}",
+            where=str(folder / _LOCK),
+            ways_out=("wait until it ends, or end it",),
+        )
+
+    with _held(folder / _LOCK, busy=busy):
         pointer = change(read_pointer(folder) if is_published(folder) else None)
         POINTER.write(folder / POINTER_NAME, to_json(pointer))
-    finally:
-        lock.release()
     return pointer
 
 
@@ -318,7 +314,7 @@ def refuse_other_folder(folder: str | Path) -> None:
             where=f"--publish {path}",
             ways_out=("--publish exports/live",),
         )
-    others = sorted(set(os.listdir(path)) - {VERSIONS, "publisher.lock", _LOCK}) if path.is_dir() else []
+    others = sorted(set(os.listdir(path)) - {VERSIONS, PUBLISHER_LOCK, _LOCK}) if path.is_dir() else []
     if not path.is_dir() or others:
         raise ConfigError(
             expected="a folder that does not exist yet, or one that is published into",
@@ -354,21 +350,38 @@ def publishing(folder: Path) -> Iterator[None]:
         ExportError: its pointer is damaged or gone.
     """
     refuse_other_folder(folder)
-    lock = FileLock(folder / "publisher.lock")
-    with writing_to(lock.path, FileError):
+    with writing_to(folder / PUBLISHER_LOCK, FileError):
         (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
-        end = time.monotonic() + _PATIENCE_S
+
+    def busy(holder: str) -> ConfigError:
+        return ConfigError(
+            expected="one process at a time that publishes into a folder",
+            found=f"another one that does: {holder}",
+            where=str(folder),
+            ways_out=("wait until it ends, or end it", "publish into another folder: --publish exports/other"),
+        )
+
+    with _held(folder / PUBLISHER_LOCK, busy=busy):
+        _remove_left(folder)
+        yield
+
+
+@contextlib.contextmanager
+def _held(path: Path, *, busy: Callable[[str], ZigguratError]) -> Iterator[None]:
+    """Hold a lock, for which others are waited a while.
+
+    Args:
+        path: of the lock.
+        busy: returns the error that is raised where it does not become free, of who holds it.
+    """
+    lock = FileLock(path)
+    end = time.monotonic() + _PATIENCE_S
+    with writing_to(path, FileError):
         while not lock.take():
             if time.monotonic() > end:
-                raise ConfigError(
-                    expected="one process at a time that publishes into a folder",
-                    found=f"another one that does: {lock.holder()}",
-                    where=str(folder),
-                    ways_out=("wait until it ends, or end it", "publish into another folder: --publish exports/other"),
-                )
+                raise busy(lock.holder())
             time.sleep(_POLL_S)
     try:
-        _remove_left(folder)
         yield
     finally:
         lock.release()
