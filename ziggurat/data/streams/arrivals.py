@@ -175,6 +175,13 @@ class Arrivals:
             self.journal = Journal(config=config, reading=reading, also=also)
             self._refuse_no_time()
         config.delay.check(schema, by=config.by, is_by_time=not config.rows)
+        self._look_up_journal()
+        self._is_tidy = False  # what a killed process left below `arrived/` was removed
+        # Until files are looked at for the first time: see `_begin_anew_if_changed`.
+        self._may_begin_anew = not has_begun
+
+    def _look_up_journal(self) -> None:
+        """Make what is asked of the journal again and again quick to find."""
         # A folder that is followed may have thousands of files, each of which is asked for at every look.
         self._by_place: dict[str, list[ArrivedFile]] = {}
         self._digests: set[str] = set()
@@ -184,17 +191,13 @@ class Arrivals:
         # Pieces of each file of rows that are needed, so that forgetting a window looks at its own files alone.
         self._needed = Counter(piece.part for piece in self._pieces())
         self._num_dealt = self.journal.num_dealt  # with the rows of files that are being taken
-        self._is_tidy = False  # what a killed process left below `arrived/` was removed
-        # Until files are looked at for the first time: see `_begin_anew_if_changed`.
-        self._may_begin_anew = not has_begun
 
     def _remember(self, file: ArrivedFile) -> None:
+        self._num_rows += file.rows
         if file.position:
-            self._num_rows += file.rows
             return  # known by the position
         self._by_place.setdefault(file.place, []).append(file)
         self._digests.add(file.sha256)
-        self._num_rows += file.rows
 
     def _pieces(self) -> Iterator[Piece]:
         for window in (*self.journal.done, *self.journal.open):
@@ -333,11 +336,7 @@ class Arrivals:
         self._file = JournalFile(self.folder)
         self.journal = Journal(config=self._config, reading=self.journal.reading, also=self.journal.also)
         self._cut = None
-        self._by_place = {}
-        self._digests = set()
-        self._num_rows = 0
-        self._needed = Counter()
-        self._num_dealt = 0
+        self._look_up_journal()
 
     def _opener(self, path: DataPath) -> _Opener:
         """Return how a file is opened for each look at its rows."""
@@ -885,7 +884,7 @@ _Opener = Callable[[BadRows], _Source]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What was read of a file, or received, and is in no journal yet."""
+    """The rows of a file, or of messages, that were read and are in no journal yet."""
 
     num_read: int
     bad: int

@@ -41,7 +41,10 @@ JOURNAL = Format(
     what="the journal of a stream",
     # A Ziggurat that knows nothing of lines would take the state for all that was.
     version=2,
-    migrations={1: lambda content: {"applied": 0, "state": content}},
+    # Paths of copies that were left out: a copy is known by its content now, which is digested once more.
+    migrations={
+        1: lambda content: {"applied": 0, "state": {name: each for name, each in content.items() if name != "again"}}
+    },
     error=CheckpointError,
     ways_out=_WAYS_OUT,
     max_bytes=1 << 30,
@@ -183,8 +186,7 @@ class Journal:
         reading: digest of how files are read, and of the columns that are kept.
         clock: of its times; None before the first row.
         files: in order of their arrival.
-        again: paths of files whose content had arrived before under another name.
-        copies: these files as they were then; journals of before this was kept have none.
+        copies: files whose content had arrived before under another name, as they were then.
         done: windows that are done, in order; number 1 is the first, the history.
         open: windows whose rows still arrive, in order of time.
         late: rows that came too late, and wait for the next window.
@@ -203,7 +205,6 @@ class Journal:
     reading: str = ""
     clock: Clock | None = None
     files: list[ArrivedFile] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
     copies: list[ArrivedFile] = field(default_factory=list)
     done: list[Window] = field(default_factory=list)
     open: list[Window] = field(default_factory=list)
@@ -249,7 +250,6 @@ class Journal:
             self.newest[key] = max(self.newest.get(key, time), time)
         if change.num_dealt is not None:
             self.num_dealt = change.num_dealt
-        self.again += [copy.path for copy in change.copies]
         self.copies += change.copies
         if change.is_done:
             window = self.with_late(self.open.pop(0) if change.last is None else change.last)
