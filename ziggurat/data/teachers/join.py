@@ -143,7 +143,7 @@ class TeacherJoin:
 
     @property
     def histories(self) -> Sequence[HistoryJoin]:
-        """What gives rows the packed vectors of each feature."""
+        """Return the joins that give rows the packed vectors of each feature."""
         return self._histories
 
     def check(self, known: Sequence[str], *, where: str) -> None:

@@ -55,7 +55,7 @@ class TeacherHistory(Feature):
 
     @property
     def history(self) -> VectorHistory:
-        """What a sample has of it."""
+        """Return the form in which a sample has it."""
         return VectorHistory(
             length=self.length, dim=self.dim, format=self.format, row_words=self.row_words, pooling=self.pooling
         )

@@ -1,4 +1,4 @@
-"""Which rows of a model's tables have changed since a version of it was published, and their weights, from all ranks.
+"""Find the rows of a model's tables that have changed since a version was published, and gather them from all ranks.
 
 Marked: a step changes the rows that its batch looks up, and no others, so the rows of each batch are marked as it is
 trained: one byte a row, and about a nanosecond a look-up. A row of a new id is among them, since an id gets its row

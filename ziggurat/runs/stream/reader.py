@@ -38,7 +38,7 @@ class _Record:
 
 
 class KeptReader:
-    """Who reads from a broker: this folder.
+    """The reader of a broker that this folder is.
 
     Args:
         folder: of the stream's journal; the file is made at once.

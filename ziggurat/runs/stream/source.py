@@ -125,7 +125,7 @@ class StreamWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ready:
-    """What the first rank knows of a window that is encoded; see `StreamWindow`."""
+    """Facts that the first rank knows of an encoded window; see `StreamWindow`."""
 
     name: str
     late: int
@@ -254,7 +254,7 @@ class StreamWindows:
 
     @property
     def reading(self) -> DataConfig:
-        """How files are read."""
+        """Return the settings by which files are read."""
         return self._data
 
     def look(self) -> str:

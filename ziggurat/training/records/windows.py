@@ -27,7 +27,7 @@ _A_DAY_S = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class TaughtRows:
-    """What a teacher said of the rows of a window.
+    """Facts about what a teacher said of the rows of a window.
 
     Args:
         share: of the rows that it has scored.

@@ -72,7 +72,7 @@ class Messages:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """How far a reader is behind.
+    """The distance of a reader from the newest message.
 
     Args:
         messages: that are not read yet; None where the broker cannot tell.
@@ -85,7 +85,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Who reads: the run of one folder.
+    """The reader of a stream: the run of one folder.
 
     Args:
         name: of this folder, unlike that of any other.

@@ -128,7 +128,7 @@ class _Position:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What a URL says."""
+    """The settings of a URL."""
 
     url: str
     host: str
@@ -225,7 +225,7 @@ def _client_package(url: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """What a stream says of itself.
+    """The state of a stream, by its own account.
 
     Args:
         last: the newest id that it has ever given.
