@@ -9,13 +9,12 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import random
-import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.killing import Polling, kill_after, mark_begin
 from tests.runs.stream.test_published_streams import same_bits, whole_state
 from tests.runs.stream.test_stream_runs import config_of, events
 from ziggurat.data.streams.windows import StreamConfig
@@ -34,58 +33,48 @@ def live(base: str, name: str) -> None:
     """Stream and publish to the end, from wherever the folders stand."""
     config = config_of(Path(base) / "a.parquet")
     publish = PublishConfig(folder=f"{base}/{name}-live", max_deltas=2, max_delta_share=100.0)
-    (Path(base) / f"begun-{os.getpid()}").touch()  # what is imported before is no part of a life
+    mark_begin(Path(base))
     stream_run(config, folder=f"{base}/{name}", stream=StreamConfig(by="day", growing=60), publish=publish)
 
 
-class Reader:
+class Reader(Polling):
     """Polls a published folder, loads what the pointer names, and compares it with what each window should be."""
 
     def __init__(self, folder: Path, *, reference: Path) -> None:
+        super().__init__(pause_s=0.002)
         self._folder = folder
         self._expected = {
             each.name: whole_state(version_folder(reference, each.number)) for each in read_pointer(reference).versions
         }
         self.seen: dict[str, str] = {}  # window by version
-        self.problems: list[str] = []
         self.polls = 0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._latest = 0
 
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join(60)
-
-    def _run(self) -> None:
-        latest = 0
-        while not self._ends.wait(0.002):
-            if not is_published(self._folder):
-                continue
-            self.polls += 1
-            try:
-                pointer = read_pointer(self._folder)
-                current = pointer.version(pointer.current)
-                assert current is not None
-                if current.version in self.seen:
-                    continue
-                loaded = Recommender.load(version_folder(self._folder, current.number))
-                if loaded.version != current.version:
-                    self.problems.append(f"{current.number} is {loaded.version}")
-                state = dict(loaded.chain.needed_ranker.packed.model.state_dict())
-                if not same_bits(state, self._expected[current.name]):
-                    self.problems.append(f"{current.number} has other weights than {current.name}")
-                if current.number < latest:
-                    self.problems.append(f"{current.number} after {latest}")
-                latest = current.number
-                self.seen[current.version] = current.name
-            except MissingFileError:
-                self.problems.append("a version is gone")
-            except ZigguratError as error:
-                self.problems.append(str(error))
+    def look(self) -> None:
+        """Load what the pointer names, if that is a version which was not seen yet."""
+        if not is_published(self._folder):
+            return
+        self.polls += 1
+        try:
+            pointer = read_pointer(self._folder)
+            current = pointer.version(pointer.current)
+            assert current is not None
+            if current.version in self.seen:
+                return
+            loaded = Recommender.load(version_folder(self._folder, current.number))
+            if loaded.version != current.version:
+                self.problems.append(f"{current.number} is {loaded.version}")
+            state = dict(loaded.chain.needed_ranker.packed.model.state_dict())
+            if not same_bits(state, self._expected[current.name]):
+                self.problems.append(f"{current.number} has other weights than {current.name}")
+            if current.number < self._latest:
+                self.problems.append(f"{current.number} after {self._latest}")
+            self._latest = current.number
+            self.seen[current.version] = current.name
+        except MissingFileError:
+            self.problems.append("a version is gone")
+        except ZigguratError as error:
+            self.problems.append(str(error))
 
 
 def is_publishing(folder: Path) -> bool:
@@ -108,16 +97,7 @@ def kill_while_publishing(base: Path, name: str, *, rng: random.Random) -> bool:
         was = now
         time.sleep(0.0005)
     # Anywhere between the first file of the version and some time behind the pointer.
-    end = time.monotonic() + rng.uniform(0.0, 0.25)
-    while process.is_alive() and time.monotonic() < end:
-        time.sleep(0.001)
-    is_killed = process.is_alive()
-    if is_killed:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-    process.join(MAX_LIFE_S)
-    assert is_killed or process.exitcode == 0
-    return is_killed
+    return kill_after(process, rng.uniform(0.0, 0.25), longest_s=MAX_LIFE_S)
 
 
 def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.killing import kill_after, mark_begin, wait_for_begin
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.streams import arrivals
@@ -44,7 +43,7 @@ MAX_LIFE_S = 120.0
 def live(folder: str) -> None:
     """Stream to the end, from wherever the folder stands; with all that begins anew in a window."""
     base = Path(folder).parent
-    (base / f"begun-{os.getpid()}").touch()  # what is imported before is no part of a life
+    mark_begin(base)
     schedule = ScheduleConfig(rewarm_steps=3, decay=Decay.INVERSE_SQRT, decay_steps=50)
     config = config_of(
         base / "a.parquet", base / "b.parquet", schedule=schedule, average_over=AverageOver.WINDOW, forget=0.3
@@ -63,18 +62,8 @@ def kill_once(folder: Path, *, rng: random.Random, longest_s: float) -> bool:
     """Start a life of the stream and kill it; False if it came to its end before."""
     process = _context.Process(target=live, args=(str(folder),))
     process.start()
-    while process.is_alive() and not (folder.parent / f"begun-{process.pid}").exists():
-        time.sleep(0.002)
-    deadline = time.monotonic() + rng.uniform(0.0, longest_s)
-    while process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    is_killed = process.is_alive()
-    if is_killed:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-    process.join(MAX_LIFE_S)
-    assert is_killed or process.exitcode == 0
-    return is_killed
+    wait_for_begin(process, folder.parent)
+    return kill_after(process, rng.uniform(0.0, longest_s), longest_s=MAX_LIFE_S)
 
 
 def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:

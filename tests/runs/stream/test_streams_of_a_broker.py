@@ -29,6 +29,7 @@ import pytest
 
 import ziggurat as zg
 from tests.data.streams.brokers.redis_server import RedisServer, Wire, require_server, url_of
+from tests.killing import mark_begin, wait_for_begin
 from tests.runs.stream.test_killed_streams import Moments
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
@@ -287,7 +288,7 @@ def test_a_broker_that_is_not_there_is_refused_by_a_stream_that_begins(tmp_path:
 
 def live(url: str, folder: str, follows: bool) -> None:
     """Stream on from wherever the folder stands."""
-    (Path(folder).parent / f"begun-{os.getpid()}").touch()
+    mark_begin(Path(folder).parent)
     waits = FollowConfig(poll_s=0.02) if follows else None
     stream_run(config_from(url), folder=folder, stream=STREAM, follow=waits)
 
@@ -319,8 +320,7 @@ class Faults:
         self.process = _context.Process(target=live, args=(self.url, str(self.folder), True))
         self.process.start()
         self.num_lives += 1
-        while self.process.is_alive() and not (self.base / f"begun-{self.process.pid}").exists():
-            time.sleep(0.005)
+        wait_for_begin(self.process, self.base)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)

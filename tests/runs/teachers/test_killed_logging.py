@@ -6,10 +6,7 @@ A reader opens the side table all the time: it finds complete parts alone, and n
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import random
-import signal
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ziggurat as zg
+from tests.killing import Polling, kill_after, mark_begin, wait_for_begin
 from ziggurat.data.teachers.side_table import versions_in
 from ziggurat.errors import MissingFileError, ZigguratError
 from ziggurat.ops.lookup import KernelChoice
@@ -45,7 +43,7 @@ def rows(count: int, *, first: int = 0) -> pl.DataFrame:
 def log(base: str, out: str) -> None:
     """Log the teacher to the end, from wherever the side table stands."""
     run = zg.load_run(f"{base}/big")
-    (Path(base) / f"begun-{os.getpid()}").touch()
+    mark_begin(Path(base))
     log_teacher(run, f"{base}/new.parquet", out=out, rows_per_part=PART_ROWS)
 
 
@@ -58,56 +56,36 @@ def table_of(folder: Path) -> pl.DataFrame:
     return table.select("example", "logit:click", "vector").sort("example")
 
 
-class Reader:
+class Reader(Polling):
     """Opens the side table all the time."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(pause_s=0.01)
         self._folder = folder
-        self.problems: list[str] = []
         self.most = 0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join(60)
-
-    def _run(self) -> None:
-        while not self._ends.wait(0.01):
-            if not self._folder.is_dir():
-                continue
-            try:
-                for version in versions_in(self._folder):
-                    index, logits = version.logits()
-                    assert len(index) == len(logits)
-                    assert np.isfinite(logits).all()
-                    assert len(index) >= self.most
-                    self.most = len(index)
-            except MissingFileError:  # the folder is there before its first version
-                continue
-            except (ZigguratError, AssertionError) as error:
-                self.problems.append(f"{type(error).__name__}: {error}")
+    def look(self) -> None:
+        """Read all that was logged."""
+        if not self._folder.is_dir():
+            return
+        try:
+            for version in versions_in(self._folder):
+                index, logits = version.logits()
+                assert len(index) == len(logits)
+                assert np.isfinite(logits).all()
+                assert len(index) >= self.most
+                self.most = len(index)
+        except MissingFileError:  # the folder is there before its first version
+            return
+        except (ZigguratError, AssertionError) as error:
+            self.problems.append(f"{type(error).__name__}: {error}")
 
 
 def kill_once(base: Path, out: Path, *, rng: random.Random, longest_s: float) -> bool:
     process = _context.Process(target=log, args=(str(base), str(out)))
     process.start()
-    while process.is_alive() and not (base / f"begun-{process.pid}").exists():
-        time.sleep(0.002)
-    end = time.monotonic() + rng.uniform(0.0, longest_s)
-    while process.is_alive() and time.monotonic() < end:
-        time.sleep(0.001)
-    is_killed = process.is_alive()
-    if is_killed:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-    process.join(300)
-    assert is_killed or process.exitcode == 0
-    return is_killed
+    wait_for_begin(process, base)
+    return kill_after(process, rng.uniform(0.0, longest_s), longest_s=300)
 
 
 def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
