@@ -163,7 +163,8 @@ class Students:
         self.kind = kind
         self.folder = folder
         rows = made_rows(kind, size)
-        old, new = rows[: size.old_rows], rows[size.old_rows :]
+        old = rows[: size.old_rows]
+        new = rows[size.old_rows :]
         old.write_parquet(folder / "old.parquet")
         new.write_parquet(folder / "new.parquet")
         new.with_columns(owner=pl.col("stranger")).write_parquet(folder / "strangers.parquet")

@@ -254,7 +254,8 @@ def add_peers(
     rates = {label: each["rows"] / each["seconds"] for label, each in found.items()}  # type: ignore[operator]
     lines += ["| rows/s | " + " | ".join(f"{rates[label]:,.0f}" if label in rates else "" for label in every) + " |"]
     report.tables.append("\n".join(lines))
-    ours, frozen_ne = next(iter(found.values()))["ne"], next(iter(frozen.values()))["ne"]
+    ours = next(iter(found.values()))["ne"]
+    frozen_ne = next(iter(frozen.values()))["ne"]
     later = windows[max(1, len(windows) // 10) :]
     wins = sum(ours[window] < frozen_ne[window] for window in later)  # type: ignore[index]
     report.figures.append(

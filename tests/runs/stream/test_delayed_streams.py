@@ -323,4 +323,4 @@ def test_a_history_of_which_no_label_is_known_yet_trains_nothing_and_says_so(fil
     assert [window.trained_rows for window in result.windows][:2] == [0, 0]
     assert result.windows[-1].trained_rows > 0
     assert any("no label of 2000-05-01 is known at its end" in line for line in said.lines), said.lines
-    verify_run(tmp_path / "run")
+    assert verify_run(tmp_path / "run").good

@@ -458,9 +458,9 @@ class StreamWindows:
         stability = Stability()
         if number != NO_ROWS and window.rows:
             # Read at each window: the file is small, and of another process it says where that one stood.
-            kept = WindowCounts.read(self._run.stream / "counts.json")
+            path = self._run.stream / "counts.json"
             forgotten = self._held.journal.forgotten
-            stability = kept.add(number, found.counts, path=self._run.stream / "counts.json", forgotten=forgotten)
+            stability = WindowCounts.read(path).add(number, found.counts, path=path, forgotten=forgotten)
         return _Ready(
             name=window.name,
             late=window.late,
