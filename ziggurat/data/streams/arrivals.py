@@ -933,17 +933,21 @@ class _Spool:
 
     def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"], *, state: LabelState | None = None) -> None:
         """Write the rows of a chunk by their windows; with a state those in which they are trained."""
-        # Stable: within a window rows keep the order of the file.
-        order = np.argsort(windows, kind="stable")
         # The number in the file travels along, since the sort and the cut lose it.
-        frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))[order]
+        frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))
+        # Files in order of time, the usual ones, spare the copy of all columns.
+        if (windows[1:] < windows[:-1]).any():
+            # Stable: within a window rows keep the order of the file.
+            order = np.argsort(windows, kind="stable")
+            frame = frame[order]
+            windows = windows[order]
         table = frame.to_arrow()
         # Types can differ between chunks of a file of text, and a Parquet file has one schema.
         is_same = table.schema == self._schema
         writer = self._writer if self._writer is not None and is_same else self._begin(table.schema)
         # The keys are sorted, so a window is one slice, and its first index is where the slice begins.
-        keys, firsts = np.unique(windows[order], return_index=True)
-        ends = [*firsts[1:].tolist(), len(order)]
+        keys, firsts = np.unique(windows, return_index=True)
+        ends = [*firsts[1:].tolist(), len(windows)]
         for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
             with writing_to(self._folder / self._part, FileError):
                 writer.write_table(table.slice(first, end - first), row_group_size=end - first)
@@ -958,8 +962,16 @@ class _Spool:
         self._schema = schema
         path = self._folder / self._part
         # Rows are read back once and whole, so statistics help nobody, and checksums find a damaged disk.
+        # A dictionary of numbers doubles the time of writing; without one text is a third larger while it waits.
         with writing_to(path, FileError):
-            writer = ParquetFile(path, schema, compression="lz4", write_statistics=False, write_page_checksum=True)
+            writer = ParquetFile(
+                path,
+                schema,
+                compression="lz4",
+                use_dictionary=False,
+                write_statistics=False,
+                write_page_checksum=True,
+            )
         self._writer = writer
         self._num_parts += 1
         self._num_groups = 0
