@@ -30,7 +30,6 @@ class Case:
     Args:
         goal: the ratio that the project promises; 0: none.
         limit_ratio: None where the matrix-multiply limit says nothing.
-        smaller_is_better: for cases that compare seconds or bytes.
     """
 
     name: str
@@ -84,7 +83,15 @@ def compare(
     return replace(case, limit_ratio=results[ours].rate / limit if limit else None)
 
 
-def by_round(name: str, *, ours: Contestant, peer: Contestant, goal: float = 0.0, unit: str = "samples/s") -> Case:
+def by_round(
+    name: str,
+    *,
+    ours: Contestant,
+    peer: Contestant,
+    goal: float = 0.0,
+    unit: str = "samples/s",
+    smaller_is_better: bool = False,
+) -> Case:
     """A case from rates of the same rounds.
 
     Args:
@@ -93,9 +100,13 @@ def by_round(name: str, *, ours: Contestant, peer: Contestant, goal: float = 0.0
         peer: those of the other.
         goal: the promised ratio.
         unit: of the rates.
+        smaller_is_better: they are seconds or bytes: the ratio says how many times fewer ours are.
     """
-    mine, theirs = ours[1], peer[1]
+    mine = ours[1]
+    theirs = peer[1]
     ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
+    if smaller_is_better:
+        ratios = [1.0 / ratio for ratio in ratios]
     low, high = percentiles(ratios)
     return Case(
         name=name,
