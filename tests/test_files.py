@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ziggurat.files import (
     parse_json,
     parse_toml,
     read_bytes,
+    remove_left_behind,
     replacing,
     replacing_folder,
     write_text,
@@ -258,3 +261,33 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
         half_written()
     assert (tmp_path / "deep" / "data" / "part").read_text() == "second"
     assert len(list((tmp_path / "deep").iterdir())) == 1
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_one_an_hour_later(tmp_path: Path) -> None:
+    """Of the same file, of a process that is gone, and nothing else."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    old = time.time() - 7200
+    names = {
+        "left": f".scores.csv.{gone.pid}.0123abcd.tmp",
+        "new": f".scores.csv.{gone.pid}.4567abcd.tmp",
+        "of one that runs": f".scores.csv.{os.getppid()}.0123abcd.tmp",
+        "of another file": f".other.csv.{gone.pid}.0123abcd.tmp",
+        "of somebody else": ".scores.csv.tmp",
+    }
+    for name in names.values():
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (old, old))
+    os.utime(tmp_path / names["new"])
+    folder = tmp_path / f".scores.csv.{gone.pid}.89ababcd.tmp"
+    folder.mkdir()
+    os.utime(folder, (old, old))
+    with replacing(tmp_path / "scores.csv") as temporary:
+        temporary.write_text("whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"scores.csv", folder.name, *names.values()} - {names["left"]}
+    remove_left_behind(tmp_path / "scores.csv", is_alone=True)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "scores.csv",
+        names["of another file"],
+        names["of somebody else"],
+    }

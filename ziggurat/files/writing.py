@@ -34,7 +34,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, error: type[Zig
     Raises:
         error: the system refuses (no room, no permission, a folder of that name); the old file is left as it was.
     """
-    with replacing(path, error=error) as temporary:
+    # Small files are written again and again, some in folders of thousands: nobody looks for what others left there.
+    with replacing(path, error=error, removes_left=False) as temporary:
         temporary.write_bytes(content)
     return Path(path)
 
@@ -45,11 +46,18 @@ def write_text(path: str | os.PathLike[str], text: str, *, error: type[ZigguratE
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> Iterator[Path]:
+def replacing(
+    path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError, removes_left: bool = True
+) -> Iterator[Path]:
     """A temporary path in the folder of `path`, which takes the place of `path` if the block ends without an error.
 
     What is written there is flushed to the disk before and after the rename. A device or a pipe (`/dev/stdout`) is
     written to directly, for nothing can be put in its place.
+
+    Args:
+        path: to write.
+        error: the kind of error.
+        removes_left: remove the temporary files that killed writers of this path left, as `left_behind` finds them.
     """
     given = Path(path)
     refuse_url(given, error=error)
@@ -61,6 +69,10 @@ def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
         with writing_to(given, error):
             yield target
         return
+    if removes_left:
+        for each in left_behind(target):
+            if not each.is_dir():  # of a folder that had this name: who writes folders knows what is in them
+                remove(each)
     temporary = temporary_beside(target)
     try:
         with writing_to(given, error):
@@ -171,23 +183,46 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name[:120]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
-def left_behind(path: Path) -> list[Path]:
-    """Temporary folders beside `path` that a killed process left: it is gone, and nothing was written for an hour.
+def left_behind(path: Path, *, is_alone: bool = False) -> list[Path]:
+    """Temporary files and folders beside `path` that a killed process left: it is gone, and wrote nothing for an hour.
 
     A process of another machine that shares the disk looks as if it were gone; it writes within an hour.
+
+    Args:
+        path: that was to be written.
+        is_alone: nobody writes there now, as a lock says: whatever is there was left, however new.
     """
     name = re.compile(rf"\.{re.escape(path.name[:120])}\.(\d{{1,9}})\.[0-9a-f]{{8}}\.tmp")
     found = []
     with suppress(OSError):  # what cannot be listed stays
         for each in path.parent.iterdir():
             match = name.fullmatch(each.name)
-            if match and each.is_dir() and not each.is_symlink() and not _runs(int(match[1])) and _is_old(each):
-                found.append(each)
+            if match is None or each.is_symlink():
+                continue
+            with suppress(OSError):  # its process removed it meanwhile
+                if is_alone or (not _runs(int(match[1])) and _is_old(each)):
+                    found.append(each)
     return found
 
 
-def _is_old(folder: Path) -> bool:
-    latest = max(each.lstat().st_mtime for each in (folder, *folder.rglob("*")))
+def remove_left_behind(path: Path, *, is_alone: bool = False) -> None:
+    """Remove what killed processes left beside `path`; see `left_behind`. What cannot be removed stays."""
+    for each in left_behind(path, is_alone=is_alone):
+        remove(each)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; what cannot be removed stays."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
+
+
+def _is_old(path: Path) -> bool:
+    entries = (path, *path.rglob("*")) if path.is_dir() else (path,)
+    latest = max(each.lstat().st_mtime for each in entries)
     return time.time() - latest > _LEFT_S
 
 

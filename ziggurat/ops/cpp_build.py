@@ -39,7 +39,7 @@ from pathlib import Path
 from ziggurat.cache import cache_folder
 from ziggurat.commands import pasted
 from ziggurat.errors import FileError, MissingDependencyError
-from ziggurat.files import FileLock, left_behind, temporary_beside, write_bytes
+from ziggurat.files import FileLock, remove_left_behind, temporary_beside, write_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -311,8 +311,7 @@ def _build_folder(cache: Path) -> Iterator[Path]:
     Those that killed processes left are removed an hour later.
     """
     wanted = cache / "build"
-    for old in left_behind(wanted):
-        shutil.rmtree(old, ignore_errors=True)
+    remove_left_behind(wanted)
     folder = temporary_beside(wanted)
     try:
         folder.mkdir()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ziggurat.commands import pasted
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.files import left_behind, replacing_folder
+from ziggurat.files import remove_left_behind, replacing_folder
 from ziggurat.models.packed import packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device
@@ -193,8 +193,7 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
     assert run.packed is not None, "it is packed"
     folder = RunFolder(Path(out))
     refuse_output(run, out)
-    for each in left_behind(folder.path):  # of processes that were killed while they wrote this run
-        shutil.rmtree(each, ignore_errors=True)
+    remove_left_behind(folder.path)  # of processes that were killed while they wrote this run
     source = RunFolder(run.folder)
     with replacing_folder(folder.path) as temporary:
         made = RunFolder(Path(temporary))

@@ -30,7 +30,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ from safetensors import SafetensorError
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
-from ziggurat.files import Format, digest_of, left_behind, replacing_folder, ways_to_write
+from ziggurat.files import Format, digest_of, left_behind, remove, replacing_folder, ways_to_write
 from ziggurat.files.formats import Content
 from ziggurat.serving.export.other_folders import is_damaged_export, no_export
 from ziggurat.serving.export.published_folder import is_published, pointer_identity, served_folder
@@ -168,7 +167,7 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
     _refuse_other_content(folder)
     for each in left_behind(folder):
         if folder.exists() or not (each / MANIFEST_NAME).exists():
-            shutil.rmtree(each, ignore_errors=True)
+            remove(each)
     with replacing_folder(folder) as temporary:
         try:
             yield temporary

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TextIO, TypeAlias, TypedDict
 
 from ziggurat.errors import FileError, ZigguratError
-from ziggurat.files import Format, left_behind, sha256_of, temporary_beside, writing_to
+from ziggurat.files import Format, remove_left_behind, sha256_of, temporary_beside, writing_to
 from ziggurat.plain import JSON
 
 NOTE = Format(
@@ -156,8 +156,7 @@ class Work:
 
     def _make_folder(self) -> None:
         """Put a marked folder in the place of none, or of an empty one, unless another process is faster."""
-        for old in left_behind(self.folder):
-            shutil.rmtree(old, ignore_errors=True)
+        remove_left_behind(self.folder)
         temporary = temporary_beside(self.folder)
         with writing_to(self.folder, FileError):
             temporary.mkdir()
