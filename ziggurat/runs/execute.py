@@ -65,7 +65,7 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
-from ziggurat.runs.teachers.student import coverage_lines, mean_targets
+from ziggurat.runs.teachers.student import coverage_lines, doubts_about_teachers, mean_targets
 from ziggurat.runs.warm_start.parent import (
     Parent,
     checkpoint_to_take,
@@ -222,7 +222,7 @@ def prepare_run(
     if fitted is not None and fitted.numbers != fitted_anew.numbers and not fitted.difference(fitted_anew):
         prepared = prepared_with(fitted.numbers)
     end_phase()
-    for warning in prepared.summary.warnings:
+    for warning in (*prepared.summary.warnings, *doubts_about_teachers(config)):
         progress.say(f"warning: {warning}")
     return prepared
 

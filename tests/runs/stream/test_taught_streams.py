@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -256,13 +254,21 @@ def _remove_version(part: Path) -> None:
 
 
 def _log_another(part: Path) -> None:
-    rows = pq.read_table(part)
-    at = rows.schema.get_field_index("logit:click")
-    pq.write_table(rows.set_column(at, "logit:click", pa.array(rows["logit:click"].to_numpy() + 1)), part)
+    """Log the version anew, with other scores: its own list has the digests of these."""
+    version = VersionFolder.open(part.parent)
+    ids, logits = version.logits_of(part)
+    shutil.rmtree(part.parent)
+    VersionFolder.begin(part.parents[2], version.facts).write_part(ids, logits + 1, None)
 
 
 def _copy_by_another_program(part: Path) -> None:
     pl.read_parquet(part).write_parquet(part)
+
+
+def _flip(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +277,8 @@ def _copy_by_another_program(part: Path) -> None:
         (_remove, "gone"),
         (_remove_version, "gone"),
         (_log_another, "another content"),
-        (_copy_by_another_program, "another program"),
+        (_copy_by_another_program, "another content"),
+        (_flip, "another content"),
     ],
 )
 def test_what_a_half_trained_window_was_joined_with_must_be_there(
@@ -287,11 +294,38 @@ def test_what_a_half_trained_window_was_joined_with_must_be_there(
     with pytest.raises(DataError, match=found) as error:
         stream_run(config, folder=base / "live", stream=StreamConfig(by="day"))
     assert "new/part-00000.parquet" in str(error.value)
-    assert ("2000-05-03" in str(error.value)) is (harm is not _copy_by_another_program)
-    # The way out: the part as it was; that old ones are gone by now matters to nobody.
+    # What the list of the version refuses is refused whatever the window.
+    assert ("2000-05-03" in str(error.value)) is (harm not in (_copy_by_another_program, _flip))
+    # The way out: the part as it was; that an old version is gone by now matters to nobody.
     shutil.rmtree(base / "teacher")
     shutil.copytree(base / "kept", base / "teacher")
-    (base / "teacher/seer/old/part-00000.parquet").unlink()
+    shutil.rmtree(base / "teacher/seer/old")
+    assert len(stream_run(config, folder=base / "live", stream=StreamConfig(by="day")).windows) == 5
+
+
+def _add(part: Path) -> None:
+    shutil.copy(part, part.with_name("part-00007.parquet"))
+
+
+def _truncate(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-9])
+
+
+def _take_from_another_version(part: Path) -> None:
+    shutil.copy(part.parents[1] / "new/part-00000.parquet", part)
+
+
+@pytest.mark.parametrize("harm", [_remove, _flip, _add, _truncate, _take_from_another_version])
+def test_a_window_that_opens_for_the_first_time_is_joined_with_whole_versions_alone(
+    base: Path, harm: Callable[[Path], None]
+) -> None:
+    config = student(base)
+    shutil.copytree(base / "teacher", base / "kept")
+    harm(base / "teacher/seer/old/part-00000.parquet")
+    with pytest.raises(DataError, match=r"seer/old/part-0000\d\.parquet"):
+        stream_run(config, folder=base / "live", stream=StreamConfig(by="day"))
+    shutil.rmtree(base / "teacher")
+    shutil.copytree(base / "kept", base / "teacher")
     assert len(stream_run(config, folder=base / "live", stream=StreamConfig(by="day")).windows) == 5
 
 

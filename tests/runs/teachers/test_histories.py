@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.config import to_json
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers import history
 from ziggurat.data.teachers.history import HistoryIndex, index_of, keys_of
 from ziggurat.data.teachers.join import joined_histories
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, versions_in
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import HistoryPooling, VectorHistory, VectorSpec
+from ziggurat.files import Format
 from ziggurat.models.blocks.vector_histories import HistoryPool
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.ops.lookup import KernelChoice
@@ -379,3 +382,50 @@ def test_the_commands_of_the_guide_train_and_serve_a_student(folder: Path) -> No
     assert main(["evaluate", "student", "new.parquet"]) == 0
     assert main(["export", "student", "--out", "served"]) == 0
     assert main(["train", "--resume", "student"]) == 0
+
+
+@pytest.mark.parametrize("harm", ["remove", "flip", "add"])
+def test_who_scores_by_histories_refuses_a_table_that_is_not_as_it_was_logged(
+    folder: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = rows(first=180 * 400)
+    new.write_parquet("new.parquet")
+    logged(rows(200, seconds=360), np.ones((200, 2), dtype=np.float32), watermark=FIRST - 1.0, version="one")
+    config = with_history(student_config())
+    zg.train_run(replace(config, training=replace(config.training, epochs=1)), folder="student")
+    [version] = versions_in("teacher")
+    [part] = version.parts
+    shutil.copytree("teacher", "kept")
+    if harm == "remove":
+        part.unlink()
+    elif harm == "add":
+        shutil.copy(part, part.with_name("part-00001.parquet"))
+    else:
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(bytes(content))
+        shutil.rmtree(next(version.path.glob("by_user-*")))  # its vectors are read once more
+    history._opened.cache_clear()
+    for words in (["evaluate", "student", "new.parquet"], ["predict", "student", "new.parquet", "--out", "a.parquet"]):
+        assert main(words) == 2
+        assert "teacher/seer/one/part-0000" in capsys.readouterr().err
+    shutil.rmtree("teacher")
+    shutil.copytree("kept", "teacher")
+    assert main(["evaluate", "student", "new.parquet"]) == 0
+
+
+def test_who_scores_by_histories_is_told_of_parts_without_digests(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows(first=180 * 400).write_parquet("new.parquet")
+    logged(rows(200, seconds=360), np.ones((200, 2), dtype=np.float32), watermark=FIRST - 1.0, version="one")
+    config = with_history(student_config())
+    zg.train_run(replace(config, training=replace(config.training, epochs=1)), folder="student")
+    run = zg.load_run("student")
+    before = scores_of(run, ["new.parquet"])
+    assert "digests" not in caplog.text
+    [version] = versions_in("teacher")
+    former = Format(name="ziggurat.teacher", what="a version")
+    former.write(version.path / "version.json", {"facts": to_json(version.facts)})
+    assert scores_of(run, ["new.parquet"]).tolist() == before.tolist()
+    assert "seer/one without digests" in caplog.text

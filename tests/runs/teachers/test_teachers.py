@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +13,19 @@ import pytest
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.config import to_json
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, versions_in
 from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.files import Format
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.precision import Precision
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.teachers.log import log_teacher, vectors_of_part
 from ziggurat.runs.teachers.student import with_teacher
 from ziggurat.training.distillation import DistilConfig, DistilHead
+from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = zg.Schema(
     features=(zg.Categorical(name="user"), zg.Categorical(name="item")),
@@ -36,6 +41,16 @@ def rows(count: int = 400, *, first_day: int = 0) -> pl.DataFrame:
     n = pl.int_range(count, eager=True)
     frame = pl.DataFrame({"user": n * 7 % 40, "item": n * 11 % 25})
     return frame.with_columns(click=(n * 13 % 5 == 0).cast(pl.Int64), at=FIRST + first_day * DAY + n * 360)
+
+
+class SaidProgress(NoProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 @pytest.fixture
@@ -280,3 +295,70 @@ def test_a_damaged_part_is_named(folder: Path) -> None:
     (part.parent / "version.json").write_text("{")
     with pytest.raises(DataError, match=r"version\.json"):
         versions_in("teacher")
+
+
+def _remove(part: Path) -> None:
+    part.unlink()
+
+
+def _flip(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[-20] ^= 1  # of the footer, which pages' checksums say nothing of
+    part.write_bytes(content)
+
+
+def _add(part: Path) -> None:
+    shutil.copy(part, part.with_name("part-00001.parquet"))
+
+
+@pytest.mark.parametrize("harm", [_remove, _flip, _add])
+def test_a_student_is_not_trained_by_a_table_that_is_not_as_it_was_logged(
+    folder: Path, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = rows()
+    new.write_parquet("new.parquet")
+    knows(new, watermark=FIRST - 1, version="one")
+    part = versions_in("teacher")[0].parts[0]
+    shutil.copytree("teacher", "kept")
+    harm(part)
+    given = ["train", "table_dnn", "--schema", "my.toml", "--data.train", "new.parquet", "--out", "small"]
+    given += ["--threads", "1", "--dim", "4", "--epochs", "1", "--teacher", "teacher", "--distil", "aux-head"]
+    given += ["--model.embedding.kernel", "torch", "--precision", "fp32"]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert "teacher/seer/one/part-0000" in said
+    assert "ways out" in said
+    shutil.rmtree("teacher")
+    shutil.copytree("kept", "teacher")
+    assert main(given) == 0
+
+
+def test_parts_of_before_there_were_digests_are_named_when_a_student_is_trained(folder: Path) -> None:
+    new = rows()
+    new.write_parquet("new.parquet")
+    knows(new, watermark=FIRST - 1, version="one")
+    version = versions_in("teacher")[0]
+    former = Format(name="ziggurat.teacher", what="a version")
+    former.write(version.path / "version.json", {"facts": to_json(version.facts)})
+    progress = SaidProgress()
+    prepare_run(with_teacher(student_config(), "teacher"), progress=progress)
+    assert [line for line in progress.said if "seer/one without digests" in line]
+    version.settle()
+    again = SaidProgress()
+    prepare_run(with_teacher(student_config(), "teacher"), progress=again)
+    assert not [line for line in again.said if "digests" in line]
+
+
+def test_logging_says_that_it_lists_parts_of_before_there_were_digests(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = big_run()
+    rows(100, first_day=3).write_parquet("new.parquet")
+    logged = log_teacher(run, ["new.parquet"], out="teacher")
+    former = Format(name="ziggurat.teacher", what="a version")
+    former.write(logged.path / "version.json", {"facts": to_json(logged.facts)})
+    assert main(["teacher", "log", "big", "new.parquet", "--out", "teacher"]) == 0
+    said = capsys.readouterr()
+    assert "0 scored, 100 rows" in said.out
+    assert "1 part of an older Ziggurat had no digest" in said.err
+    assert VersionFolder.open(logged.path).is_checked

@@ -6,7 +6,8 @@
 A teacher logs while its student learns, so the table that a window is joined with is that of the moment at which it is
 first opened. A process that is killed opens the window again, later: with what has come since, its weights would be
 others. So the parts that gave a score are written down before a row of the window is trained, each with a digest of its
-content, and joined again by name. Parts that gave none change nothing, whether they are there or not.
+content, and joined again by name. Whether others are there changes nothing of this window; the next one refuses a
+version of which a part is gone (`part_list.py`), and does without a version that is gone as a whole.
 
 An example is in one part of a version. Parts are asked from the newest on, for the rows that have no score yet, and are
 read when they are asked: while a teacher has scored all rows of a window, old parts are not touched. In memory are the

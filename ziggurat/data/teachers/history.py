@@ -131,12 +131,11 @@ def index_of(version: VersionFolder) -> HistoryIndex:
                 "leave --teacher-history out",
             ),
         )
-    parts = tuple((part.name, part.stat().st_size) for part in version.parts)
-    return _opened(str(version.path), parts)
+    return _opened(str(version.path), version.identities())
 
 
 @lru_cache(maxsize=64)  # shards are read by several threads, and share what is mapped
-def _opened(path: str, parts: tuple[tuple[str, int], ...]) -> HistoryIndex:
+def _opened(path: str, parts: tuple[tuple[str, str | int], ...]) -> HistoryIndex:
     version = VersionFolder.open(Path(path))
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
     folder = version.path / f"{_INDEX_FOLDER}-{digest}"
@@ -203,8 +202,8 @@ class HistoryJoin:
 
     def __init__(self, feature: TeacherHistory, *, versions: Sequence[VersionFolder]) -> None:
         self.feature = feature
-        self._indices = [index_of(version) for version in versions]
-        for index in self._indices:
+        self.indices = [index_of(version) for version in versions]
+        for index in self.indices:
             facts = index.version.facts
             found = (facts.history_key, facts.vectors, facts.vector_dim)
             wanted = (feature.key, feature.format, feature.dim)
@@ -223,7 +222,7 @@ class HistoryJoin:
     @property
     def facts(self) -> list[TeacherVersion]:
         """Facts about the versions."""
-        return [index.version.facts for index in self._indices]
+        return [index.version.facts for index in self.indices]
 
     def words(
         self, chunk: RawChunk, times_N: Float64[np.ndarray, " N"], *, is_calendar: bool
@@ -245,14 +244,14 @@ class HistoryJoin:
 
     def keys(self) -> UInt64[np.ndarray, " U"]:
         """Return the digests of all users, in order."""
-        known = [np.unique(index.keys) for index in self._indices]
+        known = [np.unique(index.keys) for index in self.indices]
         found = np.unique(np.concatenate(known)) if known else np.empty(0, dtype=np.uint64)
         return found[found != _NO_KEY]
 
     @property
     def newest(self) -> float:
         """Time of the newest example of all versions; −∞ where there is none."""
-        times = [float(np.nanmax(index.times)) for index in self._indices if len(index.times)]
+        times = [float(np.nanmax(index.times)) for index in self.indices if len(index.times)]
         return max(times, default=-np.inf)
 
     def latest_words(self, keys_N: UInt64[np.ndarray, " N"]) -> Iterator[Int32[np.ndarray, "V W"]]:
@@ -270,14 +269,14 @@ class HistoryJoin:
         history = self.feature.history
         # Of each row so far: number of the version, place in its index, time and example; the latest first.
         kept = _Latest.none(num_rows, length)
-        for number, index in enumerate(self._indices):
+        for number, index in enumerate(self.indices):
             is_open_N = times_N > index.version.facts.watermark  # False for NaN
             if not is_open_N.any() or not len(index.keys):
                 continue
             places_NL, is_there_NL = index.latest(keys_N, before_N, length=length)
             kept = kept.merged(index, number, places_NL, is_there_NL & is_open_N[:, None])
         bytes_NLC = np.zeros((num_rows, length, self._row_bytes()), dtype=np.uint8)
-        for number, index in enumerate(self._indices):
+        for number, index in enumerate(self.indices):
             is_mine_NL = kept.versions == number
             if is_mine_NL.any():
                 bytes_NLC[is_mine_NL] = index.vectors[kept.places[is_mine_NL]]
@@ -286,7 +285,7 @@ class HistoryJoin:
         return packed.numpy()
 
     def _row_bytes(self) -> int:
-        return next((index.vectors.shape[1] for index in self._indices if len(index.keys)), 0)
+        return next((index.vectors.shape[1] for index in self.indices if len(index.keys)), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from ziggurat.data.teachers.side_table import (
     VersionFolder,
     example_ids,
     times_of,
+    unchecked_note,
     versions_in,
 )
 from ziggurat.errors import DataError, SchemaError
@@ -78,10 +79,13 @@ def teachers_of(schema: Schema) -> list[str]:
 
 
 def facts_of_teacher(folder: str) -> list[JSON]:
-    """Return what changes when a side table does, for fingerprints of data that was made with it."""
+    """Return what changes when a side table does, for fingerprints of data that was made with it.
+
+    Raises:
+        DataError: a part is gone, or was added.
+    """
     return [
-        [str(each.path.relative_to(folder)), [[part.name, part.stat().st_size] for part in each.parts]]
-        for each in versions_in(folder)
+        [str(each.path.relative_to(folder)), [list(part) for part in each.identities()]] for each in versions_in(folder)
     ]
 
 
@@ -145,6 +149,12 @@ class TeacherJoin:
     def histories(self) -> Sequence[HistoryJoin]:
         """Return the joins that give rows the packed vectors of each feature."""
         return self._histories
+
+    @property
+    def unchecked_note(self) -> str:
+        """Return a sentence that names versions whose parts are taken as they are found; "" where there are none."""
+        versions = [*self._versions, *(index.version for each in self._histories for index in each.indices)]
+        return unchecked_note(versions)
 
     def check(self, known: Sequence[str], *, where: str) -> None:
         """Refuse files without the columns that examples are known by.
@@ -224,12 +234,12 @@ def _found(
     version: VersionFolder, ids: UInt64[np.ndarray, "N 2"]
 ) -> tuple[Bool[np.ndarray, "N"], Float32[np.ndarray, "N L"]]:
     """Return which examples a version has scored, and its logits; those of the others mean nothing."""
-    index, logits = _logits(str(version.path), tuple(part.name for part in version.parts))
+    index, logits = _logits(str(version.path), version.identities())
     is_known_N, at_N = index.find(ids)
     return is_known_N, logits[at_N] if len(logits) else np.empty((len(ids), logits.shape[1]), dtype=np.float32)
 
 
 @lru_cache(maxsize=64)  # shards are read by several threads, and share what was logged
-def _logits(path: str, parts: tuple[str, ...]) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
-    del parts  # another number of parts is another entry
+def _logits(path: str, parts: tuple[tuple[str, str | int], ...]) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
+    del parts  # other parts are another entry
     return VersionFolder.open(Path(path)).logits()

@@ -3,7 +3,7 @@
     FOLDER/
       large/                       a teacher
         5f0c91ab22de/              a version of it: a digest of its weights
-          version.json             watermark, labels, columns of the example id, format of the vectors
+          version.json             watermark, labels, columns of the example id, format of the vectors; list of parts
           part-00000.parquet       example │ teacher │ version │ watermark │ logit:click │ vector │ key │ time
           by_user-9d0c…/           the vectors by user and time, of these parts (`history.py`)
 
@@ -12,15 +12,18 @@ bytes of BLAKE2b of their texts. Text files and typed ones give the same digest 
 fraction may be written in several ways, so example ids are best made of columns of ids. The *watermark* is the time of
 the newest row that a version was trained on: what it says of an example that is not later may know the answer.
 
-A part appears when it is complete, and its pages have checksums. Whoever logs goes on where the parts end. In memory
-are 16 bytes an example (with the scores: 16 + 4 a label), never the vectors.
+A part appears when it is complete, and `version.json` lists it with its digest (`part_list.py`): one that is gone, was
+added or has another content is refused when it is wanted. Whoever logs goes on where the parts end. In memory are 16
+bytes an example (with the scores: 16 + 4 a label), never the vectors.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +32,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Float32, Int64, UInt64
 
+from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
+from ziggurat.data.teachers.part_list import PART, LoggedPart, PartList, another_content, digest_of_file
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.date_order import DateOrder
-from ziggurat.files import Format, replacing
+from ziggurat.files import Format, remove_left_behind, replacing, sha256_of
 from ziggurat.files.parquet import write_table
 
 VERSION = Format(
     name="ziggurat.teacher",
     what="a version of a teacher",
+    # A Ziggurat that knows nothing of lists would add parts that are in none.
+    version=2,
+    migrations={1: lambda content: {**content, "list": {"parts": None, "next": None}}},
     ways_out=("restore the folder from a copy", "log the teacher again into another folder: ziggurat teacher log"),
 )
 _VERSION_FILE = "version.json"
@@ -50,6 +58,7 @@ _KEY = "key"
 _TIME = "time"
 _DIGEST_BYTES = 16
 _LOGIT = "logit:"
+_MAX_LISTS = 64  # lists of parts that a process remembers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +152,11 @@ class VersionFolder:
         """
         path = Path(folder) / facts.teacher / facts.version
         if not (path / _VERSION_FILE).exists():
+            _refuse_parts_alone(path)
             path.mkdir(parents=True, exist_ok=True)
-            VERSION.write(path / _VERSION_FILE, {"facts": to_json(facts)})
-            return VersionFolder(path, facts)
+            stored = VersionFolder(path, facts)
+            stored._write_list(PartList())
+            return stored
         stored = VersionFolder.open(path)
         if stored.facts != facts:
             before, after = to_json(stored.facts), to_json(facts)
@@ -165,18 +176,82 @@ class VersionFolder:
         Raises:
             DataError: its description is damaged.
         """
-        file = path / _VERSION_FILE
-        content = VERSION.read(file).get("facts")
-        return VersionFolder(path, from_json(TeacherVersion, content, where=str(file), error=DataError))
+        return VersionFolder(path, _description(path)[0])
+
+    @property
+    def is_checked(self) -> bool:
+        """False for a version whose parts an older Ziggurat wrote without digests: they are taken as they are found."""
+        return self._list().is_checked
 
     @property
     def parts(self) -> list[Path]:
-        """The files, in the order in which they were written."""
-        return sorted(self.path.glob("part-*.parquet"))
+        """The files, in the order in which they were written.
+
+        Raises:
+            DataError: one is gone, or one is there that was not logged.
+        """
+        # Names first: a part that gets its name meanwhile is in the list before.
+        names = _names_of_parts(self.path)
+        return [self.path / name for name in self._list().found(names, folder=self.path)]
+
+    def identities(self) -> tuple[tuple[str, str | int], ...]:
+        """Return name and digest of each part, of parts without a digest name and size: others when content is."""
+        found: list[tuple[str, str | int]] = []
+        for path in self.parts:
+            part = self._list().named(path.name)
+            found.append((path.name, path.stat().st_size if part is None else part.sha256))
+        return tuple(found)
+
+    def settle(self) -> int:
+        """Bring in order what a killed process left, and list parts that are in no list; one process does, that logs.
+
+        Returns:
+            Parts of an older Ziggurat that are listed from now on.
+
+        Raises:
+            DataError: a part is damaged, gone, or was added.
+        """
+        for path in (self.path / _VERSION_FILE, self._next_path()):
+            remove_left_behind(path, is_alone=True)
+        kept = self._list()
+        if kept.parts is None:
+            # As they are now: whether they are whole is all that can be known of them.
+            listed = tuple(_listed_now(path) for path in self.parts)
+            self._write_list(PartList(parts=listed))
+            return len(listed)
+        if kept.next is not None:
+            is_there = (self.path / kept.next.name).is_file()
+            if is_there:
+                kept.check(self.path / kept.next.name)
+            self._write_list(PartList(parts=(*kept.parts, kept.next) if is_there else kept.parts))
+        return 0
+
+    def _list(self) -> PartList:
+        return _description(self.path)[1]
+
+    def _write_list(self, parts: PartList) -> None:
+        VERSION.write(self.path / _VERSION_FILE, {"facts": to_json(self.facts), "list": to_json(parts)})
+
+    def _next_path(self) -> Path:
+        existing = self.parts
+        number = int(existing[-1].stem.rpartition("-")[2]) + 1 if existing else 0
+        return self.path / f"part-{number:05}.parquet"
+
+    def _read(self, path: Path, columns: list[str]) -> pa.Table:
+        """Return columns of a part.
+
+        Raises:
+            DataError: it is damaged, or not as it was logged.
+        """
+        part = self._list().check(path)
+        table = _read(path, columns)
+        if part is not None and table.num_rows != part.rows:
+            raise another_content(path, expected=f"{part.rows:,} examples", found=f"{table.num_rows:,}")
+        return table
 
     def index(self) -> ExampleIndex:
         """Return all examples that were logged."""
-        ids = [_ids_of(_read(path, [_EXAMPLE])) for path in self.parts]
+        ids = [_ids_of(self._read(path, [_EXAMPLE])) for path in self.parts]
         return ExampleIndex(np.concatenate(ids) if ids else None)
 
     def logits(self) -> tuple[ExampleIndex, Float32[np.ndarray, "N L"]]:
@@ -193,7 +268,7 @@ class VersionFolder:
             DataError: it is damaged.
         """
         names = [f"{_LOGIT}{label}" for label in self.facts.labels]
-        table = _read(part, [_EXAMPLE, *names])
+        table = self._read(part, [_EXAMPLE, *names])
         return _ids_of(table), np.stack([table.column(name).to_numpy() for name in names], axis=1)
 
     def write_part(
@@ -226,23 +301,28 @@ class VersionFolder:
         if keys is not None:
             columns[_KEY] = pa.array(keys)
             columns[_TIME] = pa.array(times)
-        existing = self.parts
-        number = int(existing[-1].stem.rpartition("-")[2]) + 1 if existing else 0
-        path = self.path / f"part-{number:05}.parquet"
+        self.settle()
+        path = self._next_path()
+        listed = self._list().parts
+        assert listed is not None, "`settle` has listed them"
         with replacing(path) as temporary:
             write_table(pa.table(columns), temporary)
+            part = LoggedPart(name=path.name, rows=len(ids), sha256=sha256_of(temporary))
+            # Before it has its name, which a reader finds only in a list.
+            self._write_list(PartList(parts=listed, next=part))
+        self._write_list(PartList(parts=(*listed, part)))
         return path
 
     def vectors_of(self, part: Path) -> np.ndarray:
         """Return the vectors of a file as they were written: (N, bytes of a row)."""
-        column = _read(part, [_VECTOR]).column(_VECTOR).combine_chunks()
+        column = self._read(part, [_VECTOR]).column(_VECTOR).combine_chunks()
         return _bytes_of(column)
 
     def owners_of(
         self, part: Path
     ) -> tuple[UInt64[np.ndarray, "N 2"], UInt64[np.ndarray, " N"], Float[np.ndarray, " N"]]:
         """Return examples of a file, the digest of the user of each, and its time."""
-        table = _read(part, [_EXAMPLE, _KEY, _TIME])
+        table = self._read(part, [_EXAMPLE, _KEY, _TIME])
         return _ids_of(table), table.column(_KEY).to_numpy(), table.column(_TIME).to_numpy()
 
 
@@ -251,8 +331,11 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
 
     Raises:
         MissingFileError: there is none.
-        DataError: a description is damaged.
+        DataError: a description is damaged, or gone beside its parts.
     """
+    for path in sorted(Path(folder).glob("*/*")):
+        if not (path / _VERSION_FILE).exists():
+            _refuse_parts_alone(path)
     found = [VersionFolder.open(path.parent) for path in sorted(Path(folder).glob(f"*/*/{_VERSION_FILE}"))]
     if not found:
         raise MissingFileError(
@@ -262,6 +345,79 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
             ways_out=(f"ziggurat teacher log RUN FILES --out {folder}", "correct the name of the folder"),
         )
     return found
+
+
+def unchecked_note(versions: Sequence[VersionFolder]) -> str:
+    """Return a sentence that names versions whose parts have no digests; "" where all have."""
+    names = sorted({f"{each.path.parent.name}/{each.path.name}" for each in versions if not each.is_checked})
+    if not names:
+        return ""
+    return (
+        f"an older Ziggurat logged {', '.join(names)} without digests of the parts, which are taken as they are found: "
+        "`ziggurat teacher log` with the same run and folder lists them from then on"
+    )
+
+
+def _refuse_parts_alone(folder: Path) -> None:
+    """Refuse parts without the description that says what they are.
+
+    Raises:
+        DataError: there are such.
+    """
+    names = _names_of_parts(folder)
+    if names:
+        raise DataError(
+            expected=f"{_VERSION_FILE} beside the parts of a version of a teacher",
+            found=f"none, and {len(names):,} part{'s' if len(names) > 1 else ''}",
+            where=str(folder),
+            ways_out=(
+                "restore the file from a copy",
+                f"take the folder away, and log the teacher again: mv {pasted(folder)} ELSEWHERE",
+            ),
+        )
+
+
+def _names_of_parts(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("part-*.parquet") if PART.fullmatch(path.name))
+
+
+def _description(folder: Path) -> tuple[TeacherVersion, PartList]:
+    """Return the facts of a version and the list of its parts, as the file has them now.
+
+    Raises:
+        DataError, MissingFileError: it is damaged, or gone.
+    """
+    path = folder / _VERSION_FILE
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return _read_description(str(path))  # which says what is wrong
+    # Asked for at each part and chunk, and written whole: another list is another file.
+    return _known_description(str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@lru_cache(maxsize=_MAX_LISTS)
+def _known_description(
+    path: str, inode: int, num_bytes: int, modified_ns: int, changed_ns: int
+) -> tuple[TeacherVersion, PartList]:
+    del inode, num_bytes, modified_ns, changed_ns  # a file that was written anew is another entry
+    return _read_description(path)
+
+
+def _read_description(path: str) -> tuple[TeacherVersion, PartList]:
+    content = VERSION.read(path)
+    facts = from_json(TeacherVersion, content.get("facts"), where=path, error=DataError)
+    return facts, from_json(PartList, content.get("list"), where=path, error=DataError)
+
+
+def _listed_now(path: Path) -> LoggedPart:
+    """Return the record of a part as it is now.
+
+    Raises:
+        DataError: a page of it is damaged.
+    """
+    sha256 = digest_of_file(path)
+    return LoggedPart(name=path.name, rows=_read(path, None).num_rows, sha256=sha256)
 
 
 def times_of(chunk: RawChunk, column: str, *, date_order: DateOrder) -> tuple[Float[np.ndarray, "N"], bool]:
@@ -277,8 +433,8 @@ def times_of(chunk: RawChunk, column: str, *, date_order: DateOrder) -> tuple[Fl
     return times / (clock.per_second or 1), bool(clock.per_second)
 
 
-def _read(path: Path, columns: list[str]) -> pa.Table:
-    """Return columns of a part.
+def _read(path: Path, columns: list[str] | None) -> pa.Table:
+    """Return columns of a part, all without names, whatever a list says of it.
 
     Raises:
         DataError: it is damaged.
@@ -287,12 +443,12 @@ def _read(path: Path, columns: list[str]) -> pa.Table:
         # A file and not a data set: folders named like partitions would add columns.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read(columns=columns)
-        if _EXAMPLE in columns and table.column(_EXAMPLE).type != pa.binary(_DIGEST_BYTES):
+        if (columns is None or _EXAMPLE in columns) and table.column(_EXAMPLE).type != pa.binary(_DIGEST_BYTES):
             raise ValueError(f"examples of type {table.column(_EXAMPLE).type}, written by another program")
         return table
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(
-            expected=f"a part of a side table with {', '.join(columns)}, as it was written",
+            expected=f"a part of a side table with {', '.join(columns or [_EXAMPLE])}, as it was written",
             found=str(error).splitlines()[0],
             where=str(path),
             ways_out=(

@@ -257,6 +257,8 @@ def encoded_chunks(
     # A column may serve several features, and is wanted once.
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
     join = history_join_of(run)
+    if join is not None and (note := join.unchecked_note):
+        run.warn(note, progress)
     columns = raw_columns([*(schema.columns if with_labels else features), *keep], join=join)
     with collecting_bad_rows(run, bad_rows, progress=progress) as collector:
         if is_frame(data):

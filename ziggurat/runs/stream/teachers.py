@@ -20,6 +20,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.teachers.growing import GrowingSideTable, WindowScores
 from ziggurat.data.teachers.join import AGE, TeacherJoin, joined_column, joined_columns, teachers_of
+from ziggurat.data.teachers.side_table import unchecked_note
 from ziggurat.errors import DataError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import Schema, column_of
@@ -44,6 +45,7 @@ class StreamTeachers:
         self._say = say
         self._table = GrowingSideTable(folder, teachers=teachers_of(schema))
         self._said: list[str] = []
+        self._noted = ""
 
     @staticmethod
     def columns_beside(schema: Schema, teachers: StreamTeachers | None) -> list[str]:
@@ -62,6 +64,10 @@ class StreamTeachers:
             self._said = others
             self._say(f"not learned from, as the stream began without: {', '.join(others)} in {self._folder}")
         scores = self._table.open(window.joined, window=window.name)
+        note = unchecked_note(scores.versions)
+        if note and note != self._noted:
+            self._noted = note
+            self._say(f"warning: {note}")
         missing = {
             column: version
             for version in scores.versions

@@ -144,6 +144,9 @@ def log_teacher(
             ways_out=("wait for it", "log into another folder: --out ANOTHER_FOLDER"),
         )
     try:
+        if num_listed := folder.settle():
+            parts = "1 part" if num_listed == 1 else f"{num_listed:,} parts"
+            progress.say(f"{parts} of an older Ziggurat had no digest: listed with those of today")
         return _log(
             run, data, folder=folder, maps=maps, bad_rows=bad_rows, progress=progress, rows_per_part=rows_per_part
         )

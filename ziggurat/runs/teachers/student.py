@@ -13,9 +13,18 @@ import pyarrow as pa
 from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import extra_column, numbers_of
 from ziggurat.data.teachers.history import HistoryJoin
-from ziggurat.data.teachers.join import AGE, VECTORS, is_joined, joined_column, joined_histories, require_time
-from ziggurat.data.teachers.side_table import versions_in
-from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.data.teachers.join import (
+    AGE,
+    VECTORS,
+    is_joined,
+    joined_column,
+    joined_histories,
+    require_time,
+    teacher_of,
+    teachers_of,
+)
+from ziggurat.data.teachers.side_table import unchecked_note, versions_in
+from ziggurat.errors import ConfigError, MissingFileError, SchemaError
 from ziggurat.features.extras import Extra
 from ziggurat.features.inputs import HistoryPooling
 from ziggurat.features.kinds import TeacherHistory
@@ -191,6 +200,24 @@ def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
             f"{4 * words:,} bytes a row"
         )
     return lines
+
+
+def doubts_about_teachers(config: RunConfig) -> list[str]:
+    """Return a line that names versions whose parts nobody can check, among those that rows of a run are joined with.
+
+    Args:
+        config: of the run.
+    """
+    schema = config.table_schema
+    wanted = {*teachers_of(schema), *(teacher_of(feature) for feature in joined_histories(schema))}
+    if not wanted or not config.data.teacher:
+        return []
+    try:
+        versions = versions_in(config.data.teacher)
+    except MissingFileError:  # rows that were joined before are read from their copy
+        return []
+    note = unchecked_note([each for each in versions if each.facts.teacher in wanted])
+    return [note] if note else []
 
 
 def mean_targets(config: DistilConfig, dataset: Dataset) -> dict[str, tuple[float, ...]]:
