@@ -429,3 +429,48 @@ def test_who_scores_by_histories_is_told_of_parts_without_digests(
     former.write(version.path / "version.json", {"facts": to_json(version.facts)})
     assert scores_of(run, ["new.parquet"]).tolist() == before.tolist()
     assert "seer/one without digests" in caplog.text
+
+
+def test_days_before_the_13th_are_read_as_other_rows_show_them(folder: Path) -> None:
+    """A chunk, a file or a frame of 05/06/2026 alone shows nothing; its other rows do, or those of the run."""
+    date = pl.from_epoch("at").dt.strftime("%d/%m/%Y %H:%M:%S")
+    old = rows(200, seconds=360)  # from the 1st of January on
+    new = rows(400, seconds=3_600, first=86_400)  # to the 18th
+    logged(old, np.arange(400, dtype=np.float32).reshape(200, 2) / 2, watermark=FIRST - 1.0, version="one")
+    table = new.with_columns(at=date, tag=pl.lit("a"))
+    table.write_csv("new.csv")
+    config = student_config(file="new.csv")
+    embedding = zg.EmbeddingConfig(kernel=KernelChoice.TORCH)
+    config = replace(config, model=zg.DNNConfig(embedding_dim=4, embedding=embedding))
+    # The teacher knows examples by user, item and time, which text writes in another way; histories are by user alone.
+    zg.train_run(with_history(config), folder="student")
+    run = zg.load_run("student")
+    whole = scores_of(run, ["new.csv"])
+    table[:200].write_csv("first.csv")
+    assert scores_of(run, ["first.csv"]) == pytest.approx(whole[:200], abs=1e-7)
+    assert scores_of(run, table[:200]) == pytest.approx(whole[:200], abs=1e-7)
+    by_number = new.with_columns(at=pl.from_epoch("at"))
+    assert whole == pytest.approx(scores_of(run, by_number), abs=1e-7)
+    zg.export_run("student", out="served")
+    # Without the files of the run nothing shows it any more, but for what is scored.
+    Path("new.csv").unlink()
+    assert scores_of(run, table) == pytest.approx(whole, abs=1e-7)
+    with pytest.raises(ConfigError, match="day or the month") as refused:
+        scores_of(run, ["first.csv"])
+    assert any("year first" in way for way in refused.value.ways_out)
+
+
+def test_vectors_are_logged_with_the_times_that_all_given_files_show(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    date = pl.from_epoch("at").dt.strftime("%d/%m/%Y %H:%M:%S")
+    run = teacher_run()
+    new = rows(400, seconds=3_600, first=86_400)
+    new[:200].with_columns(at=date).write_csv("first.csv")
+    new[200:].with_columns(at=date).write_csv("second.csv")
+    monkeypatch.setattr("ziggurat.runs.teachers.log.CHUNK_ROWS", 64)
+    version = VersionFolder.open(
+        log_teacher(run, ["first.csv", "second.csv"], out="teacher", history="user", watermark="2025-12-31").path
+    )
+    times = np.concatenate([version.owners_of(part)[2] for part in version.parts])
+    assert sorted(times.tolist()) == new["at"].to_list()

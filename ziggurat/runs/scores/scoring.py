@@ -256,7 +256,7 @@ def encoded_chunks(
     schema = run.preprocessing.schema
     # A column may serve several features, and is wanted once.
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
-    join = history_join_of(run)
+    join = history_join_of(run, data)
     if join is not None and (note := join.unchecked_note):
         run.warn(note, progress)
     columns = raw_columns([*(schema.columns if with_labels else features), *keep], join=join)

@@ -33,6 +33,7 @@ from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.history import keys_of
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, times_of
 from ziggurat.errors import ConfigError, DataError, FileError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
 from ziggurat.models.contract.losses import logits_among_all
@@ -42,7 +43,7 @@ from ziggurat.runs.execute import raw_files
 from ziggurat.runs.load import Run
 from ziggurat.runs.scores.given_data import check_data, files_in
 from ziggurat.runs.scores.scoring import CHUNK_ROWS, collecting_bad_rows, refuse_events
-from ziggurat.runs.teachers.rows import history_join_of, raw_columns, with_histories
+from ziggurat.runs.teachers.rows import history_join_of, order_of_given_dates, raw_columns, with_histories
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 
@@ -166,6 +167,7 @@ def _log(
 ) -> LoggedTeacher:
     facts = folder.facts
     known = folder.index()
+    order = order_of_given_dates(run, data) if facts.history_key else DateOrder.AUTO
     num_new = 0
     num_known = 0
     # Examples, logits, vectors, users, times.
@@ -201,7 +203,7 @@ def _log(
                 at = np.searchsorted(part.global_rows, rows)
                 ids = ids_N[keep_N][at]
                 known.add(ids)
-                keys, times = _owners(run, part, facts)
+                keys, times = _owners(run, part, facts, date_order=order)
                 waiting.append((ids, logits, vectors, _at(keys, at), _at(times, at)))
                 num_new += len(ids)
                 write(least=rows_per_part)
@@ -215,17 +217,19 @@ def _chunks(run: Run, data: object, facts: TeacherVersion, collector: BadRows) -
     features = [column_of(feature) for feature in run.preprocessing.schema.features]
     schema = run.preprocessing.schema
     owners = [facts.history_key, schema.time] if facts.history_key else []
-    join = history_join_of(run)
+    join = history_join_of(run, data)
     columns = raw_columns([*features, *facts.example_columns, *owners], join=join)
     source = RawSource(files_in(data), format=run.reading.format, bad_rows=collector, text=run.reading.text)
     return with_histories(source.frames(columns=columns, chunk_rows=CHUNK_ROWS), join)
 
 
-def _owners(run: Run, part: RawChunk, facts: TeacherVersion) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _owners(
+    run: Run, part: RawChunk, facts: TeacherVersion, *, date_order: DateOrder
+) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return the digest of the user of each row and its time, of a version whose vectors become histories."""
     if not facts.history_key:
         return None, None
-    times, is_calendar = times_of(part, run.preprocessing.schema.time, date_order=run.config.data.split.date_order)
+    times, is_calendar = times_of(part, run.preprocessing.schema.time, date_order=date_order)
     if is_calendar != facts.is_calendar and not np.isnan(times).all():
         raise DataError(
             expected="times of the kind that the watermark is of",
