@@ -23,6 +23,8 @@ from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.stability import COUNTS
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.features.schema_io import schema_to_toml
@@ -387,7 +389,8 @@ def test_other_settings_of_training_are_refused_when_it_goes_on(file: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "gone", ["stream/stream.json", "stream/stream.jsonl", "preprocessing", "config.json", "checkpoints"]
+    "gone",
+    ["stream/stream.json", "stream/stream.jsonl", "stream/counts.json", "preprocessing", "config.json", "checkpoints"],
 )
 def test_what_is_gone_of_a_stream_is_not_made_anew_of_other_rows(
     whole: Path, file: Path, tmp_path: Path, gone: str
@@ -400,6 +403,55 @@ def test_what_is_gone_of_a_stream_is_not_made_anew_of_other_rows(
     with pytest.raises(CheckpointError, match="has begun") as refused:
         stream(folder, file)
     assert refused.value.where in (str(path), str(path.parent))
+
+
+@pytest.mark.parametrize("days", [1, 3])
+@pytest.mark.parametrize("harm", ["remove", "alter", "older"])
+def test_counts_that_are_not_those_that_were_kept_are_refused(tmp_path: Path, days: int, harm: str) -> None:
+    """Windows would be compared with others, or with none, and shifts be other ones without a word."""
+    first = tmp_path / "first.parquet"
+    second = tmp_path / "second.parquet"
+    events(100 * days, days=days).write_parquet(first)
+    events(200, days=2, first_day=days, seed=2).write_parquet(second)
+    stream(tmp_path / "run", first)
+    shutil.copytree(tmp_path / "run", tmp_path / "harmed")
+    path = tmp_path / "harmed/stream/counts.json"
+    kept = path.read_bytes()
+    if harm == "remove":
+        path.unlink()
+    elif harm == "alter":
+        path.write_bytes(kept.replace(b"1", b"2", 1))
+    else:  # a copy of before the last window, with a right checksum
+        content = COUNTS.read(path)
+        del content["windows"][str(days)]
+        COUNTS.write(path, content)
+    with pytest.raises(CheckpointError) as refused:
+        stream(tmp_path / "harmed", first, second)
+    assert refused.value.where.startswith(str(path))
+    path.write_bytes(kept)
+    stream(tmp_path / "harmed", first, second)
+    stream(tmp_path / "run", first, second)
+    assert content_of(tmp_path / "harmed") == content_of(tmp_path / "run")
+    assert content_of(tmp_path / "run")[days]["shift"]
+
+
+def test_counts_of_before_the_journal_knew_them_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first.parquet"
+    second = tmp_path / "second.parquet"
+    events(200, days=2).write_parquet(first)
+    events(200, days=2, first_day=2, seed=2).write_parquet(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(Arrivals, "keep_counted", lambda self, number, digest: None)
+        stream(tmp_path / "run", first)
+    shutil.copytree(tmp_path / "run", tmp_path / "gone")
+    stream(tmp_path / "run", first, second)
+    assert all(line["shift"] for line in content_of(tmp_path / "run")[1:])
+    # That there were counts is seen in the windows that were compared.
+    (tmp_path / "gone/stream/counts.json").unlink()
+    with pytest.raises(CheckpointError, match="has begun, with its counts"):
+        stream(tmp_path / "gone", first, second)
 
 
 def test_a_history_whose_rows_were_all_put_aside_is_an_error(tmp_path: Path) -> None:

@@ -750,6 +750,23 @@ class Arrivals:
         self._apply(Change(joined_window=number, joined=list(parts)))
         self._save()
 
+    def keep_counted(self, number: int, digest: str) -> None:
+        """Write down what the counts of a window are known by, once they are kept.
+
+        Args:
+            number: of the window.
+            digest: of the counts.
+        """
+        if self.journal.done[number - 1].counted == digest:
+            return
+        self._apply(Change(counted_window=number, counted=digest))
+        # With a power cut may go what nobody has compared with yet.
+        self._save(durable=False)
+
+    def counted(self, number: int) -> str:
+        """Return what the counts of a window are known by; "" of one that was not counted."""
+        return self.journal.done[number - 1].counted
+
     def forget(self, number: int) -> None:
         """Remove the rows of all windows up to a number: they are trained, and no checkpoint needs them again."""
         journal = self.journal

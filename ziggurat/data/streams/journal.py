@@ -85,6 +85,7 @@ class Window:
         labelled: rows whose label is known at its end, where labels are known later than rows.
         lessons: where the rows lie that are trained with it, where these are others than its own.
         joined: parts of a side table that gave its rows the scores of a teacher; None before it was first joined.
+        counted: digest of the counts of its values that later windows are compared with; "" before it was counted.
     """
 
     key: int
@@ -95,6 +96,7 @@ class Window:
     labelled: int = 0
     lessons: list[Piece] = field(default_factory=list)
     joined: list[JoinedPart] | None = None
+    counted: str = ""
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add rows."""
@@ -157,6 +159,8 @@ class Change:
         unlearned: so many more rows may be trained behind --until alone.
         joined_window: number of a window that was joined with what its teachers say.
         joined: the parts of their side table that gave it a score.
+        counted_window: number of a window whose values were counted.
+        counted: digest of the counts.
     """
 
     clock: Clock | None = None
@@ -175,6 +179,8 @@ class Change:
     unlearned: int = 0
     joined_window: int | None = None
     joined: list[JoinedPart] = field(default_factory=list)
+    counted_window: int | None = None
+    counted: str = ""
 
 
 @dataclass(kw_only=True)
@@ -271,6 +277,8 @@ class Journal:
                 self._fold()
         if change.joined_window is not None:
             self.done[change.joined_window - 1].joined = change.joined
+        if change.counted_window is not None:
+            self.done[change.counted_window - 1].counted = change.counted
 
     def first_needed(self, number: int) -> int:
         """Return the number of the first record of which a row is needed behind a window: late and waiting ones, too.

@@ -33,7 +33,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
-from ziggurat.files import Format
+from ziggurat.files import Format, digest_of
 
 COUNTS = Format(
     name="ziggurat.stream_counts",
@@ -41,7 +41,9 @@ COUNTS = Format(
     error=CheckpointError,
     ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
 )
+COUNTS_FILE = "counts.json"  # below the folder of a stream
 HISTORY_NUMBER = 1
+_DIGEST_DIGITS = 16
 _ID_BUCKETS = 64
 _HASH = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ divided by the golden ratio
 _HALF_EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0])
@@ -144,6 +146,11 @@ class Stability:
     before: dict[str, float] = field(default_factory=dict)
 
 
+def digest_of_counts(counts: Mapping[str, Sequence[int]]) -> str:
+    """Return what the counts of a window are known by."""
+    return digest_of(counts)[:_DIGEST_DIGITS]
+
+
 @dataclass(kw_only=True)
 class WindowCounts:
     """Counts of the windows that others are compared with, as a file beside a stream's journal.
@@ -156,7 +163,7 @@ class WindowCounts:
 
     @staticmethod
     def read(path: Path) -> WindowCounts:
-        """Return what is there; nothing where there is no file, as in a stream that an older Ziggurat began.
+        """Return what is there; nothing where there is no file: `check` says whether there must be one.
 
         Raises:
             CheckpointError: it is damaged.
@@ -164,6 +171,27 @@ class WindowCounts:
         if not path.exists():
             return WindowCounts()
         return from_json(WindowCounts, COUNTS.read(path), where=str(path), error=CheckpointError)
+
+    def check(self, digests: Mapping[int, str], *, path: Path) -> None:
+        """Refuse counts that are not those that were kept: shifts would be other ones, or none, without a word.
+
+        Args:
+            digests: of the counts of windows by number, as `digest_of_counts` gave them; "" of one without.
+            path: of the file.
+
+        Raises:
+            CheckpointError: the counts of a window are gone, or are others.
+        """
+        for number, digest in digests.items():
+            counts = self.windows.get(str(number))
+            if not digest or (counts is not None and digest_of_counts(counts) == digest):
+                continue
+            raise CheckpointError(
+                expected=f"the counts of window {number:,}, with which later ones are compared, as they were kept",
+                found="other counts" if counts is not None else "none" if path.exists() else "no such file",
+                where=str(path),
+                ways_out=COUNTS.ways_out,
+            )
 
     def add(self, number: int, counts: dict[str, list[int]], *, path: Path, forgotten: int) -> Stability:
         """Keep the counts of a window, and compare it with the history and the window before.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.journal import JOURNAL_FILE
+from ziggurat.data.streams.stability import COUNTS_FILE
 from ziggurat.errors import CheckpointError
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import read_windows
@@ -29,6 +30,11 @@ def refuse_gone(run: RunFolder) -> None:
     ):
         if not path.exists():
             raise damaged(f"a stream that has begun, with its {what}", "none", where=path)
+    counts = run.stream / COUNTS_FILE
+    # An older Ziggurat wrote no digests of them into the journal; its lines show whether it counted.
+    if not counts.exists() and any(record.shift or record.shift_before for record in read_windows(run.windows)):
+        what = "counts, with which windows are compared"
+        raise damaged(f"a stream that has begun, with its {what}", "none", where=counts)
 
 
 def refuse_shorter_journal(run: RunFolder, arrivals: Arrivals) -> None:

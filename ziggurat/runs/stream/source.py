@@ -32,7 +32,14 @@ from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.label_delay import delayed_label, inputs_with_state, with_state
 from ziggurat.data.streams.receiving import Receiving
-from ziggurat.data.streams.stability import BucketCounts, Stability, WindowCounts
+from ziggurat.data.streams.stability import (
+    COUNTS_FILE,
+    HISTORY_NUMBER,
+    BucketCounts,
+    Stability,
+    WindowCounts,
+    digest_of_counts,
+)
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.data.teachers.join import joined_columns
 from ziggurat.errors import DataError, MissingFileError, ZigguratError
@@ -457,10 +464,7 @@ class StreamWindows:
                 shutil.rmtree(folder)
         stability = Stability()
         if number != NO_ROWS and window.rows:
-            # Read at each window: the file is small, and of another process it says where that one stood.
-            path = self._run.stream / "counts.json"
-            forgotten = self._held.journal.forgotten
-            stability = WindowCounts.read(path).add(number, found.counts, path=path, forgotten=forgotten)
+            stability = self._compared(number, found.counts)
         return _Ready(
             name=window.name,
             late=window.late,
@@ -472,6 +476,19 @@ class StreamWindows:
             labelled=window.labelled,
             trained=dict(found.trained),
         )
+
+    def _compared(self, number: int, counts: dict[str, list[int]]) -> Stability:
+        """Keep the counts of a window, and return how far they are from those of the history and the one before."""
+        arrivals = self._held
+        path = self._run.stream / COUNTS_FILE
+        # Read at each window: the file is small, and of another process it says where that one stood.
+        kept = WindowCounts.read(path)
+        others = {HISTORY_NUMBER, number - 1} - {0, number}
+        kept.check({other: arrivals.counted(other) for other in sorted(others)}, path=path)
+        found = kept.add(number, counts, path=path, forgotten=arrivals.journal.forgotten)
+        # Behind the file: the journal never asks for counts that a killed process did not come to keep.
+        arrivals.keep_counted(number, digest_of_counts(counts))
+        return found
 
     def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
         # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
