@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
-from ziggurat.training.delayed_losses import DelayChances, DelayedLoss
+from ziggurat.training.delayed_losses import DelayedLoss, DelayedRows
 
 
 class LateShare(DelayedLoss):
@@ -45,21 +45,14 @@ class LateShare(DelayedLoss):
         self.name = f"late_{percent}"
         self.share = percent / 100
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, " B"],
-        labels_B: Float[Tensor, " B"],
-        states_B: Float[Tensor, " B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, " B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, " B"]:
         """Return weighed cross-entropies."""
-        del states_B, chances
-        served_B = logits_B.detach().sigmoid()
+        served_B = rows.logits.detach().sigmoid()
         late_B = self.share * served_B
         real_B = (1.0 - served_B) / (1.0 - served_B + late_B)
-        positive_B = (1.0 + late_B) * F.softplus(-logits_B)
-        negative_B = (1.0 + late_B) * real_B * F.softplus(logits_B)
-        return labels_B * positive_B + (1.0 - labels_B) * negative_B
+        positive_B = (1.0 + late_B) * F.softplus(-rows.logits)
+        negative_B = (1.0 + late_B) * real_B * F.softplus(rows.logits)
+        return rows.weighed(positive_B, negative_B)
 
 
 LATE_40 = DelayedLoss.add(LateShare(percent=40))

@@ -16,7 +16,7 @@ from tests.runs.stream.test_stream_runs import SCHEMA
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema_io import schema_to_toml
-from ziggurat.training.delayed_losses import DelayedLoss
+from ziggurat.training.delayed_losses import DelayedLoss, DelayedRows
 from ziggurat.training.records.windows import read_windows
 
 MODULE = "examples.extensions.late_share"
@@ -36,8 +36,8 @@ def test_with_all_positives_late_it_is_the_weighted_loss_of_the_package(module: 
     states = torch.zeros(9)
     for label in (0.0, 1.0):
         labels = torch.full((9,), label, dtype=torch.float64)
-        found = module.LateShare(percent=100).of_rows(logits, labels, states, None)
-        torch.testing.assert_close(found, DelayedLoss.FNW.of_rows(logits, labels, states, None))
+        rows = DelayedRows(logits=logits, labels=labels, states=states)
+        torch.testing.assert_close(module.LateShare(percent=100).of_rows(rows), DelayedLoss.FNW.of_rows(rows))
 
 
 def test_it_is_still_at_the_true_probability(module: Any) -> None:
@@ -46,8 +46,10 @@ def test_it_is_still_at_the_true_probability(module: Any) -> None:
         logit = torch.tensor([p], dtype=torch.float64).logit() + shift
         logit.requires_grad_()
         # Rows of a click: early positives once; late ones as negatives and again as positives; negatives.
-        positive = module.LATE_40.of_rows(logit, torch.ones(1, dtype=torch.float64), torch.zeros(1), None)
-        negative = module.LATE_40.of_rows(logit, torch.zeros(1, dtype=torch.float64), torch.zeros(1), None)
+        labels = (torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+        positive, negative = (
+            module.LATE_40.of_rows(DelayedRows(logits=logit, labels=label, states=torch.zeros(1))) for label in labels
+        )
         (p * positive + (1 - p + share * p) * negative).sum().backward()
         assert logit.grad is not None
         assert (abs(float(logit.grad)) < 1e-12) is is_still

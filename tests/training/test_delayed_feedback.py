@@ -22,7 +22,7 @@ from ziggurat.training.delayed_feedback import (
     correct_labels,
     losses_of_delays,
 )
-from ziggurat.training.delayed_losses import DelayChances, DelayedLoss
+from ziggurat.training.delayed_losses import DelayChances, DelayedLoss, DelayedRows
 
 KNOWN, ASSUMED, CORRECTED, CONFIRMED = LabelState
 LOSSES = [loss for loss in DelayedLoss if loss is not DelayedLoss.NONE]
@@ -74,12 +74,14 @@ def test_losses_are_their_equations(
     rows: list[tuple[float, tuple[int, LabelState], float, float]], loss: DelayedLoss
 ) -> None:
     states = torch.tensor([float(state.number) for _, (_, state), _, _ in rows])
-    found = loss.of_rows(
-        torch.tensor([z for z, _, _, _ in rows], dtype=torch.float64),
-        torch.tensor([float(v) for _, (v, _), _, _ in rows], dtype=torch.float64),
-        states,
-        DelayChances.of(torch.tensor([[d, r] for _, _, d, r in rows], dtype=torch.float64).view(-1, 2), states),
+    beside = torch.tensor([[d, r] for _, _, d, r in rows], dtype=torch.float64).view(-1, 2)
+    of_loss = DelayedRows(
+        logits=torch.tensor([z for z, _, _, _ in rows], dtype=torch.float64),
+        labels=torch.tensor([float(v) for _, (v, _), _, _ in rows], dtype=torch.float64),
+        states=states,
+        chances=DelayChances.of(beside, states),
     )
+    found = loss.of_rows(of_loss)
     expected = [by_hand(loss, z, v, state, d=sigmoid(d), r=sigmoid(r)) for z, (v, state), d, r in rows]
     assert found.tolist() == pytest.approx(expected, rel=1e-9)
 
@@ -131,7 +133,8 @@ def gradient_of(loss: DelayedLoss, click: Click, z: float) -> float:
     for share, v, state in click.rows():
         states = torch.tensor([float(state.number)])
         chances = DelayChances.of(beside, states)
-        one = loss.of_rows(logit, torch.tensor([float(v)], dtype=torch.float64), states, chances)
+        label = torch.tensor([float(v)], dtype=torch.float64)
+        one = loss.of_rows(DelayedRows(logits=logit, labels=label, states=states, chances=chances))
         total = total + share * one.sum()
     total.backward()
     assert logit.grad is not None
@@ -242,7 +245,8 @@ def test_weights_in_a_loss_carry_no_gradient_into_the_network_beside() -> None:
     for loss in (DelayedLoss.ES_DFM, DelayedLoss.DEFUSE):
         states = torch.tensor([0.0, 1.0, 2.0])
         chances = DelayChances.of(beside, states)
-        loss.of_rows(logit, torch.tensor([1.0, 0.0, 1.0]), states, chances).sum().backward()
+        labels = torch.tensor([1.0, 0.0, 1.0])
+        loss.of_rows(DelayedRows(logits=logit, labels=labels, states=states, chances=chances)).sum().backward()
     assert beside.grad is None
     assert logit.grad is not None
 

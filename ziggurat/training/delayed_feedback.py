@@ -54,7 +54,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.label_state import LABEL_STATE, LabelState
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights
-from ziggurat.training.delayed_losses import DELAYED, REAL, DelayChances, DelayedLoss
+from ziggurat.training.delayed_losses import DELAYED, REAL, DelayChances, DelayedLoss, DelayedRows
 from ziggurat.training.distillation import ScaledGradient
 from ziggurat.typed import FloatOrZero, checked
 
@@ -142,7 +142,8 @@ class DelayedFeedback(nn.Module):
         share = self.inputs.labels[column].weight
         is_confirmed_B = states_B == LabelState.CONFIRMED.number
         chances = None if logits_BD is None else DelayChances.of(logits_BD, states_B)
-        losses_B = self.config.loss.of_rows(logits_B, labels_B, states_B, chances)
+        rows = DelayedRows(logits=logits_B, labels=labels_B, states=states_B, chances=chances)
+        losses_B = self.config.loss.of_rows(rows)
         # What the model adds to the losses of its labels stays: the plain loss of this one alone is taken out.
         plain_B = F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
         wanted = ((losses_B.masked_fill(is_confirmed_B, 0.0) - plain_B) * weights_B).sum() * share

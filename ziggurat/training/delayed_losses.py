@@ -52,6 +52,27 @@ class DelayChances:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DelayedRows:
+    """Rows of a batch, as a loss of delayed labels looks at them.
+
+    Args:
+        logits: z, of the served probability.
+        labels: v, 0 or 1.
+        states: what is known of the labels, numbers of `LabelState`.
+        chances: d and r, for a loss that learns delays; None for others.
+    """
+
+    logits: Float[Tensor, "B"]
+    labels: Float[Tensor, "B"]
+    states: Float[Tensor, "B"]
+    chances: DelayChances | None = None
+
+    def weighed(self, positive_B: Float[Tensor, "B"], negative_B: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """Return the one loss of rows with the label 1, and the other of rows with the label 0."""
+        return self.labels * positive_B + (1.0 - self.labels) * negative_B
+
+
 class DelayedLoss(Specification, kind="delayed loss"):
     """A loss of rows that are trained as negatives, and again when a positive comes.
 
@@ -71,21 +92,8 @@ class DelayedLoss(Specification, kind="delayed loss"):
         return super().named(str(name).replace("-", "_"))
 
     @abstractmethod
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
-        """Return the loss of each row; of confirmed rows it means nothing.
-
-        Args:
-            logits_B: z, of the served probability.
-            labels_B: v, 0 or 1.
-            states_B: what is known of the labels, numbers of `LabelState`.
-            chances: d and r, if it learns delays.
-        """
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
+        """Return the loss of each row; of confirmed rows it means nothing."""
 
     def try_out(self) -> None:
         """Refuse a loss that does not give each of three rows one finite number, with a gradient.
@@ -93,18 +101,22 @@ class DelayedLoss(Specification, kind="delayed loss"):
         Raises:
             ConfigError: it does not.
         """
-        logits_B = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
         states = (LabelState.KNOWN, LabelState.ASSUMED, LabelState.CORRECTED)
         states_B = torch.tensor([float(state.number) for state in states])
-        chances = DelayChances.of(torch.zeros(3, 2), states_B) if self.learns_delays else None
-        found_B = self.of_rows(logits_B, torch.tensor([1.0, 0.0, 1.0]), states_B, chances)
+        rows = DelayedRows(
+            logits=torch.tensor([0.5, -1.0, 2.0], requires_grad=True),
+            labels=torch.tensor([1.0, 0.0, 1.0]),
+            states=states_B,
+            chances=DelayChances.of(torch.zeros(3, 2), states_B) if self.learns_delays else None,
+        )
+        found_B = self.of_rows(rows)
         is_right = found_B.shape == (3,) and bool(found_B.isfinite().all()) and found_B.requires_grad
         if not is_right:
             raise ConfigError(
                 expected="a finite loss for each of 3 rows, with a gradient",
                 found=f"shape {tuple(found_B.shape)}: {found_B.tolist()}",
                 where=f"{type(self).__name__}.of_rows",
-                ways_out="return a tensor of as many numbers as there are rows, computed from logits_B",
+                ways_out="return a tensor of as many numbers as there are rows, computed from rows.logits",
             )
 
 
@@ -114,16 +126,9 @@ class NoDelayedLoss(DelayedLoss):
     name = "none"
     may_observe = True
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
         """Return cross-entropies."""
-        del states_B, chances
-        return labels_B * F.softplus(-logits_B) + (1.0 - labels_B) * F.softplus(logits_B)
+        return rows.weighed(F.softplus(-rows.logits), F.softplus(rows.logits))
 
 
 class FakeNegativeWeighted(DelayedLoss):
@@ -131,19 +136,12 @@ class FakeNegativeWeighted(DelayedLoss):
 
     name = "fnw"
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
         """Return weighed cross-entropies."""
-        del states_B, chances
-        served_B = logits_B.detach().sigmoid()
-        positive_B = (1.0 + served_B) * F.softplus(-logits_B)
-        negative_B = (1.0 - served_B) * (1.0 + served_B) * F.softplus(logits_B)
-        return labels_B * positive_B + (1.0 - labels_B) * negative_B
+        served_B = rows.logits.detach().sigmoid()
+        positive_B = (1.0 + served_B) * F.softplus(-rows.logits)
+        negative_B = (1.0 - served_B) * (1.0 + served_B) * F.softplus(rows.logits)
+        return rows.weighed(positive_B, negative_B)
 
 
 class FakeNegativeCalibrated(DelayedLoss):
@@ -151,16 +149,9 @@ class FakeNegativeCalibrated(DelayedLoss):
 
     name = "fnc"
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
         """Return −ln b(v): for v = 1 it is −ln f + ln(1 + f), for v = 0 the second term alone."""
-        del states_B, chances
-        return labels_B * F.softplus(-logits_B) + torch.log1p(logits_B.sigmoid())
+        return rows.labels * F.softplus(-rows.logits) + torch.log1p(rows.logits.sigmoid())
 
 
 class ElapsedTimeSampled(DelayedLoss):
@@ -170,19 +161,13 @@ class ElapsedTimeSampled(DelayedLoss):
     learns_delays = True
     may_observe = True
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
         """Return weighed cross-entropies."""
-        del states_B
+        chances = rows.chances
         assert chances is not None, "the network beside gives them"
-        positive_B = (1.0 + chances.delayed) * F.softplus(-logits_B)
-        negative_B = (1.0 + chances.delayed) * chances.real * F.softplus(logits_B)
-        return labels_B * positive_B + (1.0 - labels_B) * negative_B
+        positive_B = (1.0 + chances.delayed) * F.softplus(-rows.logits)
+        negative_B = (1.0 + chances.delayed) * chances.real * F.softplus(rows.logits)
+        return rows.weighed(positive_B, negative_B)
 
 
 class Defuse(DelayedLoss):
@@ -192,21 +177,16 @@ class Defuse(DelayedLoss):
     learns_delays = True
     may_observe = True
 
-    def of_rows(
-        self,
-        logits_B: Float[Tensor, "B"],
-        labels_B: Float[Tensor, "B"],
-        states_B: Float[Tensor, "B"],
-        chances: DelayChances | None,
-    ) -> Float[Tensor, "B"]:
+    def of_rows(self, rows: DelayedRows) -> Float[Tensor, "B"]:
         """Return weighed cross-entropies; an assumed negative counts as a positive, too, by the chance to be one."""
+        chances = rows.chances
         assert chances is not None, "the network beside gives them"
-        of_positive_B = F.softplus(-logits_B)
-        is_corrected_B = states_B == LabelState.CORRECTED.number
+        of_positive_B = F.softplus(-rows.logits)
+        is_corrected_B = rows.states == LabelState.CORRECTED.number
         positive_B = torch.where(is_corrected_B, 1.0, 1.0 + chances.delayed) * of_positive_B
-        as_real_B = chances.real * (1.0 + chances.delayed) * F.softplus(logits_B)
+        as_real_B = chances.real * (1.0 + chances.delayed) * F.softplus(rows.logits)
         as_fake_B = (1.0 - chances.real) * chances.delayed * of_positive_B
-        return labels_B * positive_B + (1.0 - labels_B) * (as_real_B + as_fake_B)
+        return rows.weighed(positive_B, as_real_B + as_fake_B)
 
 
 NONE = DelayedLoss.add(NoDelayedLoss())
