@@ -15,7 +15,8 @@ import pytest
 
 from tests.runs.stream.test_stream_runs import DAY, SCHEMA, START, config_of
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.streams.arrivals import Arrivals, Taken
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.arrivals import Arrivals, ReceivedRows, Taken
 from ziggurat.data.streams.brokers import Broker, BrokerAway, Messages, Reader, Subscription
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.windows import StreamConfig
@@ -261,4 +262,25 @@ def test_fields_that_nobody_asked_for_and_columns_that_went_away_are_said(tmp_pa
     assert world.said == [
         "fields that the schema does not name, left out: page",
         "warning: no message of the last 1,000 has the field 'item'",
+    ]
+
+
+def test_the_order_of_dates_is_that_of_all_rows_that_came_together(tmp_path: Path) -> None:
+    """Chunks of the first days of a month show nothing by themselves."""
+
+    def chunk(*days: int) -> RawChunk:
+        at = [f"{day:02}/05/2000 08:00" for day in days]
+        return RawChunk.of(
+            pl.DataFrame({"user": ["u1"] * len(days), "item": ["2"] * len(days), "age": 0.5, "click": 1, "at": at})
+        )
+
+    arrivals = Arrivals(tmp_path, config=StreamConfig(by="day"), data=config_of(Path("unused.csv")).data, schema=SCHEMA)
+    first = chunk(1, 2)
+    second = dataclasses.replace(chunk(13, 14), first_row=2, start=2)
+    arrivals.receive(ReceivedRows(name="listed://here", chunks=(first, second), num_read=4, position="4"))
+    assert [window.name for window in arrivals.journal.open] == [
+        "2000-05-01",
+        "2000-05-02",
+        "2000-05-13",
+        "2000-05-14",
     ]

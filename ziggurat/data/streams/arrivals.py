@@ -42,7 +42,7 @@ from jaxtyping import Bool, Float64, Int64
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.order_of_dates import order_of_dates
+from ziggurat.data.preprocess.order_of_dates import order_of_dates, shown_order
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -52,6 +52,7 @@ from ziggurat.data.streams.label_delay import delayed_label, label_times, lesson
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.data.teachers.growing import JoinedPart
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
+from ziggurat.features.date_order import DateOrder
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of, sha256_of, writing_to
@@ -391,6 +392,8 @@ class Arrivals:
                 bad_rows.report(bad)
             return rows
 
+        if self._cut is None and self._has_time and self._date_order is DateOrder.AUTO:
+            self._date_order = shown_order(rows.chunks, self._schema.time)
         dealt = self._dealt([opened]) if self._config.rows else None
         found = self._read_rows(opened, name=rows.name, dealt=dealt, told=lambda phase, done, total: None)
         arrived = ArrivedFile(
