@@ -99,13 +99,32 @@ def test_rows_wait_for_their_labels_and_are_scored_when_they_come(file: Path, tm
     assert verify_run(tmp_path / "run").good
 
 
-def test_a_history_of_which_no_label_is_known_yet_trains_nothing(file: Path, tmp_path: Path) -> None:
-    later = pl.read_parquet(file).with_columns(known=pl.col("at") + 2 * DAY)
+@pytest.mark.parametrize(
+    ("known_after", "attribution", "first"), [(2.0, 0.0, [0, 0]), (0.0, 1.5, [0]), (0.0, 2.0, [0, 0])]
+)
+def test_a_history_of_which_no_label_is_known_yet_trains_nothing_and_says_so(
+    file: Path, tmp_path: Path, known_after: float, attribution: float, first: list[int]
+) -> None:
+    """Its rows are trained with later windows; before any of them is, scores are those of the model as it was drawn.
+
+    Labels are known days after their rows, by the label time of the rows or because positives are waited for.
+    """
+    later = pl.read_parquet(file)
+    if known_after:
+        later = later.with_columns(known=pl.col("at") + int(known_after * DAY))
     later.write_parquet(tmp_path / "later.parquet")
-    stream(config_of(tmp_path / "later.parquet"), tmp_path / "run", delay=delay_of(LabelDelay.WAIT))
-    days = moments_of(tmp_path / "later.parquet")[0]
-    records = read_windows(tmp_path / "run/windows.jsonl")
-    assert [record.trained_rows for record in records] == [0, 0, *(int((days == day).sum()) for day in range(3))]
+    said = Said()
+    delay = delay_of(LabelDelay.WAIT, attribution_s=attribution * DAY)
+    result = stream(config_of(tmp_path / "later.parquet"), tmp_path / "run", delay=delay, progress=said)
+    trained = [window.trained_rows for window in result.windows]
+    day, known, _ = moments_of(tmp_path / "later.parquet")
+    if known_after:
+        assert trained == [int((known == number).sum()) for number in range(5)]
+    assert trained[: len(first)] == first
+    assert sum(trained) > 0
+    assert [window.rows for window in result.windows] == [int((day == number).sum()) for number in range(5)]
+    assert any("no label of 2000-05-01 is known at its end" in line for line in said.lines), said.lines
+    assert verify_run(tmp_path / "run").good
 
 
 def test_assumed_negatives_are_corrected_when_positives_come(file: Path, tmp_path: Path) -> None:
@@ -289,15 +308,6 @@ def test_the_same_command_goes_on_with_a_loss_that_names_its_label_by_itself(
     assert len(read_windows(Path("live/windows.jsonl"))) > before
 
 
-def test_labels_that_come_after_the_history_are_waited_for(file: Path, tmp_path: Path) -> None:
-    delay = delay_of(LabelDelay.WAIT, attribution_s=1.5 * DAY)
-    result = stream(config_of(file), tmp_path / "run", delay=delay)
-    trained = [window.trained_rows for window in result.windows]
-    assert trained[0] == 0
-    assert sum(trained) > 0
-    assert verify_run(tmp_path / "run").good
-
-
 def test_a_hundred_years_are_the_longest_wait(file: Path, tmp_path: Path) -> None:
     for delay in (delay_of(LabelDelay.WAIT, attribution_s=1e30), delay_of(observe_s=1e30)):
         with pytest.raises(ConfigError, match="a hundred years"):
@@ -313,14 +323,3 @@ def test_the_network_of_a_loss_is_not_published(file: Path, tmp_path: Path, loss
     pointer = read_pointer(tmp_path / "live")
     assert pointer.newest.step == result.steps
     assert pointer.newest.deltas
-
-
-def test_a_history_of_which_no_label_is_known_yet_trains_nothing_and_says_so(file: Path, tmp_path: Path) -> None:
-    """Its rows are trained with later windows; before any of them is, scores are those of the model as it was drawn."""
-    said = Said()
-    delay = delay_of(LabelDelay.WAIT, attribution_s=2 * DAY)
-    result = stream(config_of(file), tmp_path / "run", delay=delay, progress=said)
-    assert [window.trained_rows for window in result.windows][:2] == [0, 0]
-    assert result.windows[-1].trained_rows > 0
-    assert any("no label of 2000-05-01 is known at its end" in line for line in said.lines), said.lines
-    assert verify_run(tmp_path / "run").good
