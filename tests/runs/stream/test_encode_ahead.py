@@ -13,6 +13,7 @@ from ziggurat.data.streams.arrivals import Piece, Window
 from ziggurat.errors import DataError
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.source import StreamWindows
+from ziggurat.runs.stream.window_encoder import WindowEncoder
 
 SOME = Window(key=3, name="three", rows=5, pieces=[Piece(file=0, part="a", group=0, rows=5)])
 MORE = Window(key=3, name="three", rows=7, pieces=[*SOME.pieces, Piece(file=1, part="b", group=0, rows=2)])
@@ -74,16 +75,16 @@ def test_later_windows_are_encoded_beside_training_and_change_no_bit(
     events(400).write_parquet(file)
     by: dict[int, str] = {}
     most = 0
-    encode = StreamWindows._encode
+    encode = WindowEncoder.encode
 
-    def watched(self: StreamWindows, number: int, window: Window, *, shown: Callable[[int], None]) -> EncodedWindow:
+    def watched(self: WindowEncoder, number: int, window: Window, *, shown: Callable[[int], None]) -> EncodedWindow:
         nonlocal most
         by[number] = threading.current_thread().name
         found = encode(self, number, window, shown=shown)
         most = max(most, len(list((tmp_path / "ahead/stream/windows").glob("[0-9]*"))))
         return found
 
-    monkeypatch.setattr(StreamWindows, "_encode", watched)
+    monkeypatch.setattr(WindowEncoder, "encode", watched)
     stream(tmp_path / "ahead", file, config=config_of(file))
     assert most == 2
     names = {number: name.rpartition("_")[0] for number, name in by.items()}

@@ -20,11 +20,11 @@ import pytest
 
 from tests.killing import kill_after, mark_begin, wait_for_begin
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
+from ziggurat.data.encoded.dataset import EncodedWriter
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.streams import arrivals
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.runs.stream import source
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.verify import verify_run
 from ziggurat.testing.ranks import preload
@@ -106,8 +106,8 @@ class Moments:
     CALLS = (
         (arrivals.Arrivals, "_save"),
         (arrivals._Spool, "write"),
-        (source.EncodedWriter, "append"),
-        (source.EncodedWriter, "close"),
+        (EncodedWriter, "append"),
+        (EncodedWriter, "close"),
         (WindowsFile, "append"),
         (Trainer, "evaluate"),
         (Trainer, "save"),

@@ -26,6 +26,7 @@ from ziggurat.errors import DataError
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.stream.source import StreamWindows
+from ziggurat.runs.stream.window_encoder import WindowEncoder
 from ziggurat.runs.teachers.student import with_teacher
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointStore
@@ -194,9 +195,9 @@ def test_a_stream_that_dies_while_its_teacher_logs_ends_with_the_same_bits(
     days = by_day(pl.read_parquet(base / "events.parquet"))
     table = base / "teacher"
     shutil.copytree(table, base / "as-it-was")
-    opened = StreamWindows._encode
+    opened = WindowEncoder.encode
 
-    def encode(self: StreamWindows, number: int, *args: Any, **kwargs: Any) -> Any:
+    def encode(self: WindowEncoder, number: int, *args: Any, **kwargs: Any) -> Any:
         found = opened(self, number, *args, **kwargs)
         # Behind each window that was opened the teacher logs the rows of the next: a window sees what was there before.
         if 2 <= number < 5 and not (table / f"seer/v{number}").exists():
@@ -204,7 +205,7 @@ def test_a_stream_that_dies_while_its_teacher_logs_ends_with_the_same_bits(
             knows(table, days[number - 1], watermark=START + (number - 2) * DAY, version=f"u{number}", logit=5.0)
         return found
 
-    monkeypatch.setattr(StreamWindows, "_encode", encode)
+    monkeypatch.setattr(WindowEncoder, "encode", encode)
     live(base, "whole")
     shutil.rmtree(table)
     shutil.copytree(base / "as-it-was", table)

@@ -54,8 +54,9 @@ from ziggurat.runs.stream.settings import (
     with_growing_tables,
     with_teachers_of,
 )
-from ziggurat.runs.stream.source import NO_ROWS, FollowConfig, StreamWindow, StreamWindows
+from ziggurat.runs.stream.source import FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
+from ziggurat.runs.stream.window_encoder import NO_ROWS
 from ziggurat.runs.stream.window_line import window_line
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation.evaluate import unknown_text

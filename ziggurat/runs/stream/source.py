@@ -14,35 +14,32 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
+from ziggurat.data.encoded.dataset import EncodedDataset, MemoryDataset
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
-from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
-from ziggurat.data.streams.label_delay import delayed_label, inputs_with_state, with_state
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import (
     COUNTS_FILE,
     HISTORY_NUMBER,
-    BucketCounts,
     Stability,
     WindowCounts,
     digest_of_counts,
 )
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
 from ziggurat.data.teachers.join import joined_columns
-from ziggurat.errors import DataError, MissingFileError, ZigguratError
+from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
@@ -52,14 +49,20 @@ from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.gone import damaged, refuse_gone, refuse_shorter_journal
 from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.runs.stream.reader import KeptReader
-from ziggurat.runs.stream.teachers import StreamTeachers, WindowJoin
+from ziggurat.runs.stream.teachers import StreamTeachers
+from ziggurat.runs.stream.window_encoder import (
+    NO_ROWS,
+    WindowEncoder,
+    lessons_folder,
+    window_folder,
+    windows_folder,
+)
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import TaughtRows
 from ziggurat.training.report.progress import Progress
 
 _A_DAY_S = 86_400.0
 _NAP_S = 0.05
-NO_ROWS = 0  # number of a window without rows, for a model that is built before its next window is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,25 +148,6 @@ class _Ready:
     trained: dict[str, int]
 
 
-@contextmanager
-def _ways_out_of_taken_rows(*, is_begun: bool) -> Iterator[None]:
-    """Say of a bad row what helps once a stream has begun: its file was taken as it is, and the schema stays.
-
-    Args:
-        is_begun: a window was trained. Before that, files and schema may still be corrected.
-    """
-    try:
-        yield
-    except ZigguratError as error:
-        if is_begun and BadRow.of(error) is not None:
-            others = [way for way in error.ways_out if way != PUT_ASIDE]
-            error.ways_out = (
-                "put such rows aside, and go on: the same command with --data.bad-rows quarantine",
-                *(f"begin the stream anew: --out ANOTHER_FOLDER, and before that {way}" for way in others),
-            )
-        raise
-
-
 class StreamWindows:
     """Gives the windows of a stream by their number; its methods are collective.
 
@@ -202,7 +186,7 @@ class StreamWindows:
         self._schema = schema
         self._ranks = ranks
         self._progress = progress
-        self._folder = run.stream / "windows"
+        self._encoder: WindowEncoder | None = None
         self._preprocessing: Preprocessing | None = None
         self._arrivals: Arrivals | None = None
         self._teachers: StreamTeachers | None = None
@@ -210,7 +194,7 @@ class StreamWindows:
 
         def begin() -> None:
             # What a killed process encoded is encoded again, to the same bits.
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(windows_folder(run), ignore_errors=True)
             has_begun = run.has_begun()
             if has_begun:
                 refuse_gone(run)
@@ -341,6 +325,16 @@ class StreamWindows:
         if not self._ranks.on_first(self._run.preprocessing.exists):
             self._ranks.on_first(self._fit)
         self._preprocessing = load_preprocessing(self._run.preprocessing)
+        if self._arrivals is not None:
+            self._encoder = WindowEncoder(
+                self._run,
+                arrivals=self._arrivals,
+                data=self._data,
+                schema=self._schema,
+                delay=self._delay,
+                preprocessing=self._preprocessing,
+                teachers=self._teachers,
+            )
 
     def _fit(self) -> None:
         arrivals = self._held
@@ -410,14 +404,14 @@ class StreamWindows:
         return StreamWindow(
             number=number,
             name=facts.name,
-            data=EncodedDataset(self._path(number)),
+            data=EncodedDataset(window_folder(self._run, number)),
             late=facts.late,
             bad=facts.bad,
             stability=facts.stability,
             encode_s=facts.encode_s,
             wait_s=time.perf_counter() - begin,
             watermark=facts.watermark,
-            lessons=EncodedDataset(self._path_of_lessons(number)) if self._delay.is_on else None,
+            lessons=EncodedDataset(lessons_folder(self._run, number)) if self._delay.is_on else None,
             trained=facts.trained,
             labelled=facts.labelled if self._delay.is_on else None,
             is_settled=self._delay.attribution_s > 0.0,
@@ -446,21 +440,15 @@ class StreamWindows:
         if self._receiving is not None:
             self._receiving.close()
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number:06}"
-
-    def _path_of_lessons(self, number: int) -> Path:
-        return self._folder / f"{number:06}-lessons"
-
     def _ready(self, number: int) -> _Ready:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
         found = self._ahead.take(number, window)
         if found is None:
             self._progress.begin(f"encode {window.name}", total=window.rows)
-            found = self._encode(number, window, shown=self._progress.update)
+            found = self._encoding.encode(number, window, shown=self._progress.update)
             self._progress.end()
-        for folder in self._folder.iterdir():
-            if folder not in (self._path(number), self._path_of_lessons(number)):
+        for folder in windows_folder(self._run).iterdir():
+            if folder not in (window_folder(self._run, number), lessons_folder(self._run, number)):
                 shutil.rmtree(folder)
         stability = Stability()
         if number != NO_ROWS and window.rows:
@@ -492,93 +480,7 @@ class StreamWindows:
 
     def _encode_ahead(self, number: int, window: Window, check: Callable[[], None]) -> EncodedWindow:
         # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
-        return self._encode(number, window, shown=lambda done: check())
-
-    def _encode(self, number: int, window: Window, *, shown: Callable[[int], None]) -> EncodedWindow:
-        """Encode a window, in whatever thread: raw rows and preprocessing are read, and nothing else of the stream.
-
-        Args:
-            number: of the window.
-            window: its rows.
-            shown: called with the number of rows that were encoded, after each chunk.
-        """
-        begin = time.perf_counter()
-        # What was encoded ahead for another window of this number, or before an error.
-        shutil.rmtree(self._path(number), ignore_errors=True)
-        aside = self._run.stream / f"window-{number:06}"
-        shutil.rmtree(aside, ignore_errors=True)
-        done = 0
-        newest = -math.inf
-        clock = self._held.journal.clock
-        inputs = self.preprocessing.inputs
-        counts = BucketCounts(inputs)
-        join = None
-        if self._teachers is not None and number != NO_ROWS:
-            join = self._teachers.open(window, arrivals=self._held)
-        with (
-            BadRows(self._data.bad_rows, folder=aside, budget=self._data.bad_row_budget) as bad_rows,
-            EncodedWriter(self._path(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
-        ):
-            for chunk in self._held.chunks(window):
-                taught = chunk if join is None else join.added_to(chunk)
-                with _ways_out_of_taken_rows(is_begun=number > 1):
-                    encoded = self.preprocessing.encode(taught, bad_rows=bad_rows)
-                if join is not None:
-                    join.count(encoded)
-                counts.add(encoded)
-                writer.append(encoded)
-                done += chunk.num_rows
-                if clock is not None and clock.column:
-                    newest = max(newest, clock.newest(chunk))
-                shown(done)
-            bad = bad_rows.num_rows
-        trained: dict[str, int] = {}
-        if self._delay.is_on:
-            trained = self._encode_lessons(number, window, join=join, shown=lambda: shown(done))
-        if join is not None and window.joined is None:
-            self._held.keep_joined(number, join.scores.used)
-        watermark = "" if clock is None or not math.isfinite(newest) else clock.shown(newest)
-        return EncodedWindow(
-            window=window,
-            bad=bad,
-            counts=counts.plain(),
-            encode_s=time.perf_counter() - begin,
-            watermark=watermark,
-            trained=trained,
-            teachers={} if join is None else join.taught(),
-        )
-
-    def _encode_lessons(
-        self, number: int, window: Window, *, join: WindowJoin | None, shown: Callable[[], None]
-    ) -> dict[str, int]:
-        """Encode the rows that a window is trained on; count them by what is known of their labels.
-
-        Args:
-            number: of the window.
-            window: its rows.
-            join: adds what teachers say; None without.
-            shown: called after each chunk.
-        """
-        counts = {state.value: 0 for state in LabelState}
-        label = delayed_label(self._schema, self._delay.label).name
-        inputs = inputs_with_state(self.preprocessing.inputs)
-        shutil.rmtree(self._path_of_lessons(number), ignore_errors=True)
-        aside = self._run.stream / f"lessons-{number:06}"
-        shutil.rmtree(aside, ignore_errors=True)
-        with (
-            # Each row was scored with its own window, whose record counts the bad ones and has them written aside.
-            BadRows(self._data.bad_rows, folder=aside) as bad_rows,
-            EncodedWriter(self._path_of_lessons(number), inputs, rows_per_group=self._data.rows_per_group) as writer,
-        ):
-            for state, chunk in self._held.lessons(window):
-                taught = chunk if join is None else join.added_to(chunk)
-                with _ways_out_of_taken_rows(is_begun=number > 1):
-                    table = self.preprocessing.encode(taught, bad_rows=bad_rows)
-                writer.append(with_state(table, state, label=label, inputs=inputs))
-                counts[state.value] += table.num_rows
-                shown()
-        shutil.rmtree(aside, ignore_errors=True)
-        return counts
+        return self._encoding.encode(number, window, shown=lambda done: check())
 
     @property
     def num_waiting(self) -> int:
@@ -677,6 +579,11 @@ class StreamWindows:
     def _held(self) -> Arrivals:
         assert self._arrivals is not None, "the first rank alone has them"
         return self._arrivals
+
+    @property
+    def _encoding(self) -> WindowEncoder:
+        assert self._encoder is not None, "the first rank alone has it, behind `fit`"
+        return self._encoder
 
     def wait(self, *, is_asked: Callable[[], bool]) -> bool:
         """Wait a moment for files; return False if somebody asks the first rank to end."""
