@@ -15,6 +15,7 @@ out for that reason; an empty tuple is the full answer.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.features.items import Repeats
 from ziggurat.plain import JSON
+from ziggurat.serving.export.published_folder import Publication
 from ziggurat.typed import Range, Reader, checked
 
 MAX_K = 10_000
@@ -258,6 +260,7 @@ class Info:
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
         changes: of the items since the export was made, as plain data: live_items, deleted_items, unmerged_items,
             changes, merged_changes, journal_bytes, last_merge (UTC, "" if there was none); empty without a catalogue.
+        published: the version of a published folder that it is; None of an export that no stream has published.
     """
 
     name: str
@@ -281,15 +284,21 @@ class Info:
     products: dict[str, str] = field(default_factory=dict)
     examples: tuple[dict[str, object], ...] = ()
     changes: dict[str, JSON] = field(default_factory=dict)
+    published: Publication | None = None
+
+    def published_now(self) -> dict[str, JSON]:
+        """Return number, window, watermark and age of a published version as plain data; {} of any other export."""
+        return {} if self.published is None else self.published.facts(now_s=time.time())
 
     def to_json(self) -> dict[str, object]:
         """The description as plain data."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data: dict[str, object] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         columns = {
-            name: [{"name": each.name, "kind": each.kind, "example": each.example} for each in data[name]]
-            for name in ("user_columns", "item_columns")
+            name: [{"name": each.name, "kind": each.kind, "example": each.example} for each in listed]
+            for name, listed in (("user_columns", self.user_columns), ("item_columns", self.item_columns))
         }
-        return data | columns | {"labels": list(self.labels), "examples": list(self.examples)}
+        lists = {"labels": list(self.labels), "examples": list(self.examples)}
+        return data | columns | lists | {"published": self.published_now()}
 
 
 class Answerer(Protocol):

@@ -28,6 +28,7 @@ from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.export.export_folder import ExportFolder, damaged
 from ziggurat.serving.export.packed_model import MODEL_FILE, load_model
+from ziggurat.serving.export.published_folder import publication_of
 from ziggurat.serving.golden import read_requests
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.value_model.formula import ValueModel
@@ -154,6 +155,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
             if each is not None
         },
         examples=read_requests(export),
+        published=publication_of(export.manifest.facts, where=str(export.path)),
     )
 
 

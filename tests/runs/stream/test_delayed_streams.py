@@ -323,3 +323,24 @@ def test_the_network_of_a_loss_is_not_published(file: Path, tmp_path: Path, loss
     pointer = read_pointer(tmp_path / "live")
     assert pointer.newest.step == result.steps
     assert pointer.newest.deltas
+
+
+def test_labels_of_the_far_future_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = delayed_events(600, days=3)
+    rows = np.arange(600)
+    # In the year 2200: seconds as the others are, of a clock that is wrong.
+    is_far = (rows % 100 == 7) & ((frame["at"].to_numpy() - START) // DAY == 1)
+    assert 0 < is_far.sum() < 6
+    frame = frame.with_columns(known=pl.Series(np.where(is_far, 7_258_118_400, frame["known"].to_numpy())))
+    frame.write_parquet("far.parquet")
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_logistic_regression", "--data.train", "far.parquet", "--schema", "my.toml"]
+    assert main([*command, "--delay", "wait", "--label-time", "known", "--out", "run"]) == 0
+    said = capsys.readouterr().err
+    assert f"{is_far.sum()} labels of the future, which wait" in said
+    assert "the last of them 2200-01-01" in said
+    assert [each.labels_ahead for each in read_windows(Path("run/windows.jsonl"))] == [0, int(is_far.sum()), 0]
+    assert f"{is_far.sum()} labels have a time of more than a day after" in Path("run/report.html").read_text()

@@ -18,6 +18,7 @@ import ziggurat as zg
 from tests.runs.stream.test_stream_runs import SCHEMA, config_of, events, weights_of
 from tests.runs.stream.test_streams_on_ranks import config_in
 from ziggurat.cli.main import main
+from ziggurat.config import to_json
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.embeddings.tables_config import TablesConfig
@@ -33,6 +34,7 @@ from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.serving.export.published_folder import (
     Lease,
     is_version,
+    publication_of,
     publishing,
     read_pointer,
     roll_back,
@@ -544,3 +546,60 @@ def test_every_second_window_is_published(tmp_path: Path) -> None:
     events(600, days=5).write_parquet(tmp_path / "a.parquet")
     published(tmp_path, every=2)
     assert [each.window for each in read_pointer(tmp_path / "live").versions] == [2, 4]
+
+
+def test_a_stream_that_goes_on_unpublished_says_where_it_was_published(tmp_path: Path) -> None:
+    events(600, days=3).write_parquet(tmp_path / "a.parquet")
+    published(tmp_path)
+    config = config_of(tmp_path / "a.parquet")
+    cut = StreamConfig(by="day", growing=60)
+    heard = Heard()
+    stream_run(config, folder=tmp_path / "run", stream=cut, progress=heard)
+    assert heard.has(f"not published: this stream was published into {tmp_path / 'live'} before")
+    heard = Heard()
+    stream_run(config, folder=tmp_path / "other", stream=cut, progress=heard)
+    stream_run(config, folder=tmp_path / "other", stream=cut, progress=heard)
+    assert not heard.has("not published")
+
+
+def test_under_delay_a_watermark_is_of_rows_that_were_trained(tmp_path: Path) -> None:
+    frame = events(600, days=4)
+    rng = np.random.default_rng(3)
+    # Some labels are known at once, others a day later, and of the third day none within its window.
+    wait = np.where((frame["at"].to_numpy() - 957_139_200) // 86_400 == 2, 86_400, rng.integers(0, 2, 600) * 86_400)
+    frame.with_columns(known=pl.col("at") + pl.Series(wait)).write_parquet(tmp_path / "a.parquet")
+    delay = DelayConfig(policy=LabelDelay.WAIT, column="known")
+    stream_run(
+        config_of(tmp_path / "a.parquet"),
+        folder=tmp_path / "run",
+        stream=StreamConfig(by="day", delay=delay),
+        publish=PublishConfig(folder=str(tmp_path / "live")),
+    )
+    at = frame["at"].to_numpy()
+    days = (at - 957_139_200) // 86_400
+    known = days + wait // 86_400
+    versions = read_pointer(tmp_path / "live").versions
+    assert [each.window for each in versions] == [1, 2, 3, 4]
+    for number, each in enumerate(versions):
+        newest = int(at[known <= number].max())
+        assert each.watermark == str(np.datetime64(newest, "s")).replace("T", " ")
+    # Which the newest row of the third day is not: its label came a day later.
+    assert versions[2].watermark < "2000-05-03" < versions[3].watermark
+
+
+def test_a_version_says_which_it_is_to_those_who_load_it(done: Path) -> None:
+    newest = read_pointer(done / "live").newest
+    info = Recommender.load(done / "live").info()
+    assert info.published is not None
+    assert info.published.text() == f"version 6, window 2000-05-06, rows up to {newest.watermark}"
+    said = info.published_now()
+    assert said["number"] == newest.number
+    assert said["window"] == newest.name
+    assert said["watermark"] == newest.watermark
+    assert 0 <= float(str(said["age_s"])) < 3600
+    assert float(str(said["watermark_age_s"])) > 20 * 365 * 86_400  # rows of the year 2000
+    assert info.to_json()["published"].keys() == said.keys()
+    damaged = {"published": {**to_json(newest), "number": "one"}}
+    with pytest.raises(ExportError, match="number"):
+        publication_of(damaged, where="export.json")
+    assert publication_of({}, where="export.json") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -17,6 +18,7 @@ import torch
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.cli.runs.stream_verb import add_stream_arguments
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.encoded.records import encoded_schema
@@ -25,8 +27,9 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.stability import COUNTS
-from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.data.streams.windows import LateRows, StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.features.schema import Encoding, table_of
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.precision import PLAIN
 from ziggurat.recipes.run_config import RunConfig
@@ -555,6 +558,54 @@ def test_the_command_line_refuses_what_a_stream_would_not_look_at_and_says_what_
     error = capsys.readouterr().err
     assert "a stream without it" in error
     assert "ziggurat train" not in error
+
+
+def test_flags_that_would_do_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    events(200, days=2).write_csv("a.csv")
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_logistic_regression", "--data.train", "a.csv", "--schema", "my.toml", "--out", "run"]
+    parser = argparse.ArgumentParser()
+    add_stream_arguments(parser)
+    values = {"--idle-close-s": "60", "--publish-value": "click", "--server": "a.sock"}
+    found = 0
+    # The help of a flag says what it belongs to, so that none is forgotten here.
+    for action in parser._actions:
+        main_flag = re.match(r"with (--[a-z]+):", action.help or "")
+        if main_flag is None:
+            continue
+        found += 1
+        flag = action.option_strings[0]
+        value = values.get(flag, "2")
+        assert main([*command, flag, value]) == 2
+        error = capsys.readouterr().err
+        assert f"found: {flag} {value}, and no {main_flag[1]}" in " ".join(error.split())
+    assert found == 5
+    assert main([*command, "--frozen", "--publish", "live", "--publish-every", "2"]) == 2
+    assert "--publish-every 2" in capsys.readouterr().err
+    assert main([*command, "--publish", "", "--publish-keep", "2"]) == 2
+    assert "an empty text" in capsys.readouterr().err
+    assert not Path("run").exists()
+    assert main([*command, "--idle-close-s", "x", "--follow"]) == 2
+    assert "seconds, 0 or more" in capsys.readouterr().err
+
+
+def test_settings_of_what_the_schema_does_not_have_are_refused(file: Path, tmp_path: Path) -> None:
+    hashed = dataclasses.replace(
+        SCHEMA,
+        tables=tuple(
+            zg.Table(name=name, encoding=Encoding.HASH, num_rows=50)
+            for name in dict.fromkeys(filter(None, map(table_of, SCHEMA.features)))
+        ),
+    )
+    with pytest.raises(ConfigError, match="in the place of which one grows") as refused:
+        stream(tmp_path / "run", config=config_of(file, schema=hashed), growing=100)
+    assert refused.value.where == "--growing"
+    timeless = dataclasses.replace(SCHEMA, time="")
+    with pytest.raises(ConfigError, match="rows that can be late"):
+        stream(tmp_path / "run", config=config_of(file, schema=timeless), by="rows:100", late=LateRows.DROP)
 
 
 def test_the_report_shows_windows_beside_those_of_a_control(

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 # Settings of passes over rows that are split, and what of these a stream reads all the same.
 _WITHOUT_EFFECT = ("training.epochs", "training.early-stop", "data.split")
 _WITH_EFFECT = ("data.split.date-order",)
+_EVERY = 1  # windows between two versions, where --publish-every says nothing
+_KEEP = 8  # versions that stay, where --publish-keep says nothing
+# Flags that say how another flag does what it does, and are looked at by nothing without it.
+_FLAGS_OF = {
+    "--publish": ("--publish-every", "--publish-keep", "--publish-value", "--server"),
+    "--follow": ("--idle-close-s",),
+}
+_WITHOUT = {
+    "--publish": "--publish exports/live",
+    "--follow": "--follow",
+}
 
 
 def stream(options: argparse.Namespace, rest: list[str]) -> int:
@@ -44,6 +55,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     changes = settings_from(options, rest)
     changes |= {} if options.distil is None else {"distil.head": options.distil}
     _refuse_without_effect(changes)
+    _refuse_idle_flags(options)
     _refuse_warm_start(changes)
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
@@ -76,7 +88,9 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
             attribution_s=_seconds(options.attribution_s, flag="--attribution-s"),
         ),
     )
-    idle_close_s = _seconds(options.idle_close_s, flag="--idle-close-s")
+    idle_close_s = 0.0
+    if options.idle_close_s is not None:
+        idle_close_s = _seconds(options.idle_close_s, flag="--idle-close-s")
     result = stream_run(
         config,
         folder=folder,
@@ -116,10 +130,10 @@ def _publish(options: argparse.Namespace) -> PublishConfig | None:
     if options.publish:
         return PublishConfig(
             folder=options.publish,
-            every=options.publish_every,
-            keep=options.publish_keep,
-            value=options.publish_value,
-            server=options.server,
+            every=_EVERY if options.publish_every is None else options.publish_every,
+            keep=_KEEP if options.publish_keep is None else options.publish_keep,
+            value=options.publish_value or "",
+            server=options.server or "",
         )
     if options.publish is not None:
         raise ConfigError(
@@ -128,14 +142,41 @@ def _publish(options: argparse.Namespace) -> PublishConfig | None:
             where="--publish",
             ways_out=("--publish exports/live", "leave --publish out"),
         )
-    if options.server:
-        raise ConfigError(
-            expected="a folder to publish into, for a server to be told of",
-            found="--server, and no --publish",
-            where="command line",
-            ways_out=(f"--publish exports/live --server {options.server}", "leave --server out"),
-        )
     return None
+
+
+def _refuse_idle_flags(options: argparse.Namespace) -> None:
+    """Refuse flags that would do nothing, because the flag that they belong to is absent.
+
+    Raises:
+        ConfigError: names the first of them, and what it belongs to.
+    """
+    for main, flags in _FLAGS_OF.items():
+        # An empty text is given, and refused for what it is.
+        if _given(options, main) not in (None, False):
+            continue
+        for flag in flags:
+            value = _given(options, flag)
+            if value is None:
+                continue
+            raise ConfigError(
+                expected=f"{main} beside {flag}, which says how {main} works",
+                found=f"{flag} {value}, and no {main}",
+                where="command line",
+                ways_out=(f"{_WITHOUT[main]} {flag} {value}", f"leave {flag} out"),
+            )
+    if options.frozen and (options.publish_every or _EVERY) > 1:
+        raise ConfigError(
+            expected="a version after the history, the one window that a frozen stream trains",
+            found=f"--publish-every {options.publish_every}, which leaves the first window out",
+            where="command line, --frozen",
+            ways_out=("leave --publish-every out", "leave --frozen out"),
+        )
+
+
+def _given(options: argparse.Namespace, flag: str) -> object:
+    """Return the value of a flag of the command line; None where it was not given."""
+    return getattr(options, flag.removeprefix("--").replace("-", "_"))
 
 
 def _refuse_warm_start(changes: Mapping[str, str]) -> None:
@@ -224,7 +265,6 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle-close-s",
         metavar="SECONDS",
-        default="0",
         help="with --follow: windows are done, too, when no row has come for so long; later ones of them are late "
         "(default: never)",
     )
@@ -266,22 +306,21 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--publish", metavar="FOLDER", help="publish the model after each window, as a checked export of this folder"
     )
     parser.add_argument(
-        "--publish-every", type=int, metavar="N", default=1, help="after each Nth window (default: %(default)s)"
+        "--publish-every", type=int, metavar="N", help=f"with --publish: after each Nth window (default: {_EVERY})"
     )
     parser.add_argument(
-        "--publish-keep", type=int, metavar="N", default=8, help="versions that stay, at least (default: %(default)s)"
+        "--publish-keep", type=int, metavar="N", help=f"with --publish: versions that stay, at least (default: {_KEEP})"
     )
     parser.add_argument(
         "--publish-value",
         metavar="FORMULA",
-        default="",
-        help="what orders answers, over the tasks; needed where there are several",
+        help="with --publish: what orders answers, over the tasks; needed where there are several",
     )
     parser.add_argument(
         "--server",
         metavar="SOCKET",
-        default="",
-        help="admin socket of a server that is told of each version; or its URL, which is asked until it has it",
+        help="with --publish: admin socket of a server that is told of each version; or its URL, which is asked until "
+        "it has it",
     )
     add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
     parser.add_argument(

@@ -131,7 +131,8 @@ def _report(export: str, config: ServerConfig, has_key: bool, address: str, load
     labels = f", scores for {', '.join(loaded.labels)}" if loaded.labels else ""
     packed = ", ".join(f"{part} {format}" for part, format in loaded.products.items() if format != "fp32")
     in_few_bits = f", dense products packed ({packed})" if packed else ""
-    print_line(f"{export}: version {loaded.version}, {items}{labels}{in_few_bits}")
+    version = f"{loaded.published} ({loaded.version})" if loaded.published else f"version {loaded.version}"
+    print_line(f"{export}: {version}, {items}{labels}{in_few_bits}")
     spares = f", {config.spares} in reserve" if config.spares else ""
     print_line(f"{config.workers} worker(s) of {config.threads_of_worker} thread(s){spares}; {_reach(config, has_key)}")
     where = f"{config.shards} processes" if config.shards > 1 else config.shard_addresses

@@ -176,6 +176,7 @@ class Arrivals:
             self.journal = Journal(config=config, reading=reading, also=also)
             self._refuse_no_time()
         config.delay.check(schema, by=config.by, is_by_time=not config.rows)
+        self._refuse_idle_late()
         self._look_up_journal()
         self._is_tidy = False  # what a killed process left below `arrived/` was removed
         # Until files are looked at for the first time: see `_begin_anew_if_changed`.
@@ -222,6 +223,12 @@ class Arrivals:
     def num_waiting(self) -> int:
         """Rows that wait for the window in which they may be trained, once for each time that they are."""
         return sum(piece.rows for pieces in self.journal.lessons.values() for piece in pieces)
+
+    @property
+    def last_waiting(self) -> str:
+        """The name of the last window in which one of these rows may be trained; "" where none waits."""
+        keys = [int(key) for key, pieces in self.journal.lessons.items() if pieces]
+        return self._cut.name(max(keys)) if keys and self._cut is not None else ""
 
     # ------------------------------------------------------------------------------------------------------ files
 
@@ -809,6 +816,16 @@ class Arrivals:
     def _refuse_no_time(self) -> None:
         if not self._config.rows and not self._has_time:
             Cut.of(self._config, Clock())
+
+    def _refuse_idle_late(self) -> None:
+        """Refuse to leave late rows out where no row is ever late."""
+        if self._config.late is LateRows.DROP and not self._has_time:
+            raise ConfigError(
+                expected="rows that can be late: of windows of the calendar, or with a time",
+                found=f"--late {self._config.late.value}, and a schema without a time",
+                where=f"settings of the stream, --by {self._config.by}",
+                ways_out=("leave --late out", 'time = "COLUMN" under [roles] of the schema'),
+            )
 
     def _dealt(self, openers: Sequence[_Opener]) -> _Dealt:
         """Number the rows of files that arrive at once: windows of N rows are full in order of time."""

@@ -36,6 +36,7 @@ from jaxtyping import Bool, Float64
 from ziggurat.data.encoded.records import ROW_COLUMN, encoded_schema, extra_column, label_column
 from ziggurat.data.preprocess.values.cells import Faults, with_nulls, with_truths
 from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
+from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, nearest_names
@@ -298,6 +299,29 @@ def label_times(
         # Positives wait as long as negatives do, or they would be ahead of them.
         known = np.where(np.isnan(known), np.nan, np.maximum(known, times + reach))
     return known
+
+
+def labels_ahead(chunk: RawChunk, *, clock: Clock, config: DelayConfig, latest_s: float) -> int:
+    """Return how many rows have a label time that nobody can know yet, though the row itself has been.
+
+    Such rows wait until that time, which is far where a clock is wrong. Times within `attribution_s` of their row are
+    none of these: a producer may write the end of that time for each negative.
+
+    Args:
+        chunk: the rows.
+        clock: of the times of the rows.
+        config: says which column has the label times.
+        latest_s: seconds since 1970; later times are of the future.
+    """
+    if not clock.per_second:
+        return 0
+    times, known = (
+        readable_times(chunk.frame[column], order=clock.date_order, is_date=clock.is_date)
+        for column in (clock.column, config.column)
+    )
+    latest = latest_s * clock.per_second
+    reach = times + config.attribution_s * clock.per_second
+    return int(((times <= latest) & (known > np.maximum(latest, reach))).sum())
 
 
 def _bad(

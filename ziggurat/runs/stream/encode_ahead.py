@@ -37,6 +37,7 @@ class EncodedWindow:
         watermark: time of its newest row; "" where the schema has no time.
         trained: rows that it is trained on, by what is known of their labels, where these are others than its own.
         teachers: by name, what they said of its rows.
+        labels_ahead: rows whose label has a time of the future.
     """
 
     window: Window
@@ -46,6 +47,7 @@ class EncodedWindow:
     watermark: str = ""
     trained: Mapping[str, int] = field(default_factory=dict)
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
+    labels_ahead: int = 0
 
 
 class StoppedError(Exception):

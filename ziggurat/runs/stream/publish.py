@@ -89,6 +89,7 @@ from ziggurat.serving.export.packed_model import (
     save_weights,
 )
 from ziggurat.serving.export.published_folder import (
+    PUBLISHED_FACTS,
     Pointer,
     Publication,
     change_pointer,
@@ -117,6 +118,7 @@ _PARITY_ROWS = 1_000
 _MODEL = "model."
 _STUDENT = "model.student."
 _DELTAS = "deltas"
+_ID_FILE = "id.json"
 _MIB = 1 << 20
 
 STREAM_ID = Format(name="ziggurat.stream_id", what="the name by which a published folder knows a stream")
@@ -264,12 +266,14 @@ class PublishWindows(Hook):
     # --------------------------------------------------------------------------------------------------------- begin
 
     def _begin(self) -> None:
-        path = self._stream / "id.json"
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            STREAM_ID.write(path, {"id": secrets.token_hex(8)})
-        self._id = str(STREAM_ID.read(path)["id"])
         self._held.enter_context(publishing(self._folder))
+        path = self._stream / _ID_FILE
+        found = STREAM_ID.read(path) if path.is_file() else {"id": secrets.token_hex(8)}
+        self._id = str(found["id"])
+        folder = str(self._folder.absolute())
+        if found.get("folder") != folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            STREAM_ID.write(path, {"id": self._id, "folder": folder})
         if self._config.server:
             self._server = ServerToTell(self._config.server, folder=self._folder, say=self._progress.say)
         if is_published(self._folder):
@@ -340,7 +344,8 @@ class PublishWindows(Hook):
             return no
         if not known and number % self._config.every:
             return no
-        ahead = [each for each in versions if each.run != self._id and _is_before(record.watermark, each.watermark)]
+        watermark = self._watermark(number)
+        ahead = [each for each in versions if each.run != self._id and _is_before(watermark, each.watermark)]
         if ahead and not known:
             self._say_once(
                 f"{self._folder} has version {ahead[-1].number} of another stream with rows up to "
@@ -349,6 +354,17 @@ class PublishWindows(Hook):
             return no
         is_whole = self._previous is None or (not known and self._is_chain_long(self._previous))
         return _Due(is_due=True, is_whole=is_whole, is_known=bool(known))
+
+    def _watermark(self, number: int) -> str:
+        """Return the time of the newest row that was trained up to a window.
+
+        Windows that were not published count as well, and where labels are known later than rows, the newest row may
+        have been trained before the newest window.
+        """
+        before = 0 if self._previous is None else self._previous.window
+        newest = "" if self._previous is None else self._previous.watermark
+        records = (self._record(each) for each in range(min(before + 1, number), number + 1))
+        return max([newest, *(each.watermark for each in records if each is not None)], key=_order)
 
     def _is_chain_long(self, previous: Publication) -> bool:
         """Return whether the next version is written whole, so that the chain does not grow."""
@@ -438,7 +454,7 @@ class PublishWindows(Hook):
             window=number,
             name=record.name,
             step=trainer.position.step,
-            watermark=max(record.watermark, "" if previous is None else previous.watermark, key=_order),
+            watermark=self._watermark(number),
             deltas=0 if whole or previous is None else previous.deltas + 1,
             rows=sum(len(each.rows) for each in weights.tables.values()),
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -460,7 +476,7 @@ class PublishWindows(Hook):
                     return why
             self._chain_settings().write(folder / CHAIN_FILE)
             known.pop(CHAIN_FILE, None)
-            facts: dict[str, object] = {"published": to_json(publication)}
+            facts: dict[str, object] = {PUBLISHED_FACTS: to_json(publication)}
             source = source_of(
                 RANKER, folder=self._run, config=self._settings, preprocessing=fitted, step=publication.step
             )
@@ -709,6 +725,25 @@ def check_publishing(config: PublishConfig, settings: RunConfig, *, run: Path) -
     _refuse_inside(config, settings, run=run)
     if config.server:
         ServerToTell.check(config.server)
+
+
+def say_published_before(stream: Path, *, say: Callable[[str], None]) -> None:
+    """Say that a stream which goes on without a folder to publish into had one before.
+
+    Args:
+        stream: folder in the run for what the stream keeps.
+        say: tells people.
+    """
+    path = stream / _ID_FILE
+    if not path.is_file():
+        return
+    # Streams of older releases did not keep the folder.
+    folder = str(STREAM_ID.read(path).get("folder", ""))
+    where = f"into {folder}" if folder else "into a folder"
+    say(
+        f"not published: this stream was published {where} before, and no --publish is given now; "
+        f"--publish {pasted(folder) if folder else 'FOLDER'} goes on with it"
+    )
 
 
 def _refuse_inside(config: PublishConfig, settings: RunConfig, *, run: Path) -> None:

@@ -46,10 +46,11 @@ from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
-from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_publishing
+from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_publishing, say_published_before
 from ziggurat.runs.stream.settings import (
     for_losses,
     for_stream,
+    refuse_nothing_grows,
     with_delayed_label,
     with_growing_tables,
     with_teachers_of,
@@ -127,13 +128,15 @@ def stream_run(
     own = check_hooks(hooks, where="stream_run, argument 'hooks'")
     run = RunFolder(Path(folder))
     config = for_stream(config)
+    goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if stream.growing:
+        if not goes_on:  # the tables of one that goes on grow already
+            refuse_nothing_grows(config.table_schema)
         config = dataclasses.replace(
             config, table_schema=with_growing_tables(config.table_schema, num_rows=stream.growing)
         )
     stream = dataclasses.replace(stream, delay=for_losses(stream.delay, config.delayed, schema=config.table_schema))
     config = with_delayed_label(config, stream.delay)
-    goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     changes: list[Difference] = []
     if goes_on:
         refuse_training(run)
@@ -159,6 +162,8 @@ def stream_run(
             for change in changes:
                 if not change.setting.startswith("data."):  # which files there are is said by the stream itself
                     progress.say(f"changed: {change.setting} {change.first or 'none'} → {change.second or 'none'}")
+            if goes_on and publish is None and ranks.is_first:
+                say_published_before(run.stream, say=progress.say)
             with StopOnSignal() as asked:
                 made = _Stream(
                     run,
@@ -410,8 +415,8 @@ class _Stream:
                     break
         self.trainer.store.wait()
         self._acknowledge()
-        if self._stream.delay.is_on and (num_waiting := self._windows.num_waiting):
-            self._progress.say(f"{num_waiting:,} rows wait for windows in which their labels are known")
+        if self._stream.delay.is_on and (waiting := self._windows.waiting()):
+            self._progress.say(waiting)
         if self.is_asked:
             self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
 
@@ -546,6 +551,7 @@ class _Stream:
             shift_before=_rounded(window.stability.before),
             trained=dict(window.trained),
             labelled=None if window.labelled is None else round(window.labelled / max(window.data.num_rows, 1), 6),
+            labels_ahead=window.labels_ahead,
             teachers=window.teachers,
             timing={
                 "encode_s": round(window.encode_s, 3),

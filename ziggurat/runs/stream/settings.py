@@ -7,7 +7,7 @@ change numbers behind the back of who set it is refused.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
 from ziggurat.data.teachers.join import is_joined
@@ -90,6 +90,7 @@ def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
     """
     delayed = config.delayed
     if delayed.loss is DelayedLoss.NONE:
+        _refuse_idle_settings(delayed, delay)
         return config
     if delay.policy is not LabelDelay.CORRECT:
         raise ConfigError(
@@ -107,6 +108,26 @@ def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
         )
     label = delayed_label(config.table_schema, delay.label).name
     return replace(config, delayed=replace(delayed, label=label))
+
+
+def _refuse_idle_settings(delayed: DelayedConfig, delay: DelayConfig) -> None:
+    """Refuse settings of a loss of delayed labels without such a loss; `label` also serves labels that are waited for.
+
+    Raises:
+        ConfigError: names them.
+    """
+    needed = {"loss"} | ({"label"} if delay.is_on else set())
+    others = [
+        each.name for each in fields(delayed) if each.name not in needed and getattr(delayed, each.name) != each.default
+    ]
+    if others:
+        flags = [f"--delayed.{name.replace('_', '-')}" for name in others]
+        raise ConfigError(
+            expected="a loss of delayed labels with these settings, which nothing else looks at",
+            found=f"loss = {delayed.loss.value} with {', '.join(flags)}",
+            where="settings of the stream, delayed",
+            ways_out=(f"leave {' and '.join(flags)} out", "--delay correct --label-time COLUMN --delayed.loss fnc"),
+        )
 
 
 def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) -> DelayConfig:
@@ -156,16 +177,40 @@ def with_growing_tables(schema: Schema, *, num_rows: int) -> Schema:
         num_rows: ids that have a row of such a table at a time.
     """
     listed = {table.name: table for table in schema.tables}
-    of_ids = [feature for feature in schema.features if feature.num_rows is None]  # others make rows of numbers
-    for name in dict.fromkeys(filter(None, map(table_of, of_ids))):
-        table = schema.table(name)
-        if table.encoding is Encoding.VOCABULARY:
-            grows = Table(
-                name=name,
-                encoding=Encoding.GROWING,
-                num_rows=num_rows,
-                min_count=table.min_count,
-                embedding_dim=table.embedding_dim,
-            )
-            listed[name] = grows
+    for table in _fitted_tables(schema):
+        listed[table.name] = Table(
+            name=table.name,
+            encoding=Encoding.GROWING,
+            num_rows=num_rows,
+            min_count=table.min_count,
+            embedding_dim=table.embedding_dim,
+        )
     return replace(schema, tables=tuple(listed.values()))
+
+
+def refuse_nothing_grows(schema: Schema) -> None:
+    """Refuse `--growing` for a schema none of whose tables has a vocabulary that is fitted.
+
+    Args:
+        schema: of a stream that begins.
+
+    Raises:
+        ConfigError: no table would grow.
+    """
+    if _fitted_tables(schema):
+        return
+    kinds = {table.name: table.encoding.value for table in schema.tables}
+    shown = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    raise ConfigError(
+        expected="a table whose vocabulary is fitted to the history, in the place of which one grows",
+        found=f"none: {shown}" if shown else "none: no feature has ids",
+        where="--growing",
+        ways_out=("leave --growing out", 'encoding = "vocabulary" for a table of the schema'),
+    )
+
+
+def _fitted_tables(schema: Schema) -> list[Table]:
+    """Return the tables of ids whose vocabulary is fitted."""
+    of_ids = [feature for feature in schema.features if feature.num_rows is None]  # others make rows of numbers
+    tables = [schema.table(name) for name in dict.fromkeys(filter(None, map(table_of, of_ids)))]
+    return [table for table in tables if table.encoding is Encoding.VOCABULARY]

@@ -51,6 +51,7 @@ from ziggurat.runs.stream.history import doubts_about_history
 from ziggurat.runs.stream.reader import KeptReader
 from ziggurat.runs.stream.teachers import StreamTeachers
 from ziggurat.runs.stream.window_encoder import (
+    A_DAY_S,
     NO_ROWS,
     WindowEncoder,
     lessons_folder,
@@ -61,7 +62,6 @@ from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import TaughtRows
 from ziggurat.training.report.progress import Progress
 
-_A_DAY_S = 86_400.0
 _NAP_S = 0.05
 
 
@@ -93,12 +93,13 @@ class StreamWindow:
         encode_s: seconds that encoding took, most of them while the window before was trained.
         stability: how far its features are from those of the history, and of the window before.
         wait_s: seconds for which the stream waited for it.
-        watermark: time of its newest row; "" where the schema has no time.
+        watermark: time of the newest row that is trained with it; "" where none is, or the schema has no time.
         lessons: its encoded rows as they are trained, where labels are known later than rows; None: they are `data`.
         trained: rows of `lessons` by what is known of their labels.
         labelled: rows of `data` whose label is known at the end of the window; None: all are.
         is_settled: whether positives are trained no sooner than negatives of the same time.
         teachers: by name, what they said of its rows.
+        labels_ahead: rows of `data` whose label has a time of more than a day from now: they wait until then.
     """
 
     number: int
@@ -115,6 +116,7 @@ class StreamWindow:
     labelled: int | None = None
     is_settled: bool = True
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
+    labels_ahead: int = 0
 
     @property
     def training(self) -> EncodedDataset:
@@ -146,6 +148,7 @@ class _Ready:
     teachers: dict[str, TaughtRows]
     labelled: int
     trained: dict[str, int]
+    labels_ahead: int
 
 
 class StreamWindows:
@@ -285,7 +288,7 @@ class StreamWindows:
             parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
         if taken.bad:
             parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
-        if self._follow is None and taken.newest_s > time.time() + _A_DAY_S:
+        if self._follow is None and taken.newest_s > time.time() + A_DAY_S:
             # Made data may be of the future, so these rows are taken; where files are followed, they are bad rows.
             parts.append(
                 f"warning: the newest is of {datetime.fromtimestamp(taken.newest_s, UTC):%Y-%m-%d %H:%M}, which is to "
@@ -314,7 +317,7 @@ class StreamWindows:
     @property
     def _latest_s(self) -> float:
         """The latest time that a row may have, where rows come as they happen."""
-        return math.inf if self._follow is None else time.time() + _A_DAY_S
+        return math.inf if self._follow is None else time.time() + A_DAY_S
 
     def fit(self) -> None:
         """Fit vocabularies and statistics to the history, or load what was fitted.
@@ -416,6 +419,7 @@ class StreamWindows:
             labelled=facts.labelled if self._delay.is_on else None,
             is_settled=self._delay.attribution_s > 0.0,
             teachers=facts.teachers,
+            labels_ahead=facts.labels_ahead,
         )
 
     def open_ahead(self, number: int, *, is_over: bool) -> None:
@@ -463,6 +467,7 @@ class StreamWindows:
             teachers=found.teachers,
             labelled=window.labelled,
             trained=dict(found.trained),
+            labels_ahead=found.labels_ahead,
         )
 
     def _compared(self, number: int, counts: dict[str, list[int]]) -> Stability:
@@ -482,10 +487,24 @@ class StreamWindows:
         # Nothing is shown: the display is that of the window which is scored and trained meanwhile.
         return self._encoding.encode(number, window, shown=lambda done: check())
 
-    @property
-    def num_waiting(self) -> int:
-        """Rows that wait for the window in which they may be trained."""
-        return self._ranks.on_first(lambda: self._held.num_waiting)
+    def waiting(self) -> str:
+        """Say which rows of a stream that ends wait for the window in which they may be trained; "" where none do."""
+        return self._ranks.on_first(self._waiting)
+
+    def _waiting(self) -> str:
+        held = self._held
+        parts: list[str] = []
+        if held.num_waiting:
+            parts.append(
+                f"{held.num_waiting:,} rows wait for windows in which their labels are known, "
+                f"the last of them {held.last_waiting}"
+            )
+        if held.journal.unlearned:
+            parts.append(
+                f"{held.journal.unlearned:,} rows are not trained: their labels are known from "
+                f"--until {held.journal.config.until} on"
+            )
+        return "; ".join(parts)
 
     def sample(self, number: int) -> RawChunk | None:
         """Return the first raw rows of a window, on the first rank; None where they are gone."""

@@ -22,7 +22,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.streams.arrivals import Arrivals, Window
-from ziggurat.data.streams.label_delay import DelayConfig, delayed_label, inputs_with_state, with_state
+from ziggurat.data.streams.label_delay import DelayConfig, delayed_label, inputs_with_state, labels_ahead, with_state
 from ziggurat.data.streams.stability import BucketCounts
 from ziggurat.errors import ZigguratError
 from ziggurat.features.label_state import LabelState
@@ -31,6 +31,7 @@ from ziggurat.runs.stream.encode_ahead import EncodedWindow
 from ziggurat.runs.stream.teachers import StreamTeachers, WindowJoin
 from ziggurat.training.records.run_folder import RunFolder
 
+A_DAY_S = 86_400.0  # a time that lies further in the future is one of a wrong clock
 NO_ROWS = 0  # number of a window without rows, for a model that is built before its next window is known
 
 
@@ -115,6 +116,8 @@ class WindowEncoder:
         shutil.rmtree(aside, ignore_errors=True)
         done = 0
         newest = -math.inf
+        num_ahead = 0
+        latest_s = time.time() + A_DAY_S
         clock = self._arrivals.journal.clock
         inputs = self._preprocessing.inputs
         counts = BucketCounts(inputs)
@@ -134,13 +137,15 @@ class WindowEncoder:
                 counts.add(encoded)
                 writer.append(encoded)
                 done += chunk.num_rows
-                if clock is not None and clock.column:
+                if clock is not None and self._delay.is_on:
+                    num_ahead += labels_ahead(chunk, clock=clock, config=self._delay, latest_s=latest_s)
+                elif clock is not None and clock.column:
                     newest = max(newest, clock.newest(chunk))
                 shown(done)
             bad = bad_rows.num_rows
         trained: dict[str, int] = {}
         if self._delay.is_on:
-            trained = self._encode_lessons(number, window, join=join, shown=lambda: shown(done))
+            trained, newest = self._encode_lessons(number, window, join=join, shown=lambda: shown(done))
         if join is not None and window.joined is None:
             self._arrivals.keep_joined(number, join.scores.used)
         watermark = "" if clock is None or not math.isfinite(newest) else clock.shown(newest)
@@ -152,19 +157,25 @@ class WindowEncoder:
             watermark=watermark,
             trained=trained,
             teachers={} if join is None else join.taught(),
+            labels_ahead=num_ahead,
         )
 
     def _encode_lessons(
         self, number: int, window: Window, *, join: WindowJoin | None, shown: Callable[[], None]
-    ) -> dict[str, int]:
-        """Encode the rows that a window is trained on; count them by what is known of their labels.
+    ) -> tuple[dict[str, int], float]:
+        """Encode the rows that a window is trained on.
 
         Args:
             number: of the window.
             window: its rows.
             join: adds what teachers say; None without.
             shown: called after each chunk.
+
+        Returns:
+            Their numbers by what is known of their labels, and the latest of their times.
         """
+        newest = -math.inf
+        clock = self._arrivals.journal.clock
         counts = {state.value: 0 for state in LabelState}
         label = delayed_label(self._schema, self._delay.label).name
         inputs = inputs_with_state(self._preprocessing.inputs)
@@ -175,9 +186,7 @@ class WindowEncoder:
         with (
             # Each row was scored with its own window, whose record counts the bad ones and has them written aside.
             BadRows(self._data.bad_rows, folder=aside) as bad_rows,
-            EncodedWriter(
-                lessons_folder(self._run, number), inputs, rows_per_group=self._data.rows_per_group
-            ) as writer,
+            EncodedWriter(folder, inputs, rows_per_group=self._data.rows_per_group) as writer,
         ):
             for state, chunk in self._arrivals.lessons(window):
                 taught = chunk if join is None else join.added_to(chunk)
@@ -185,6 +194,8 @@ class WindowEncoder:
                     table = self._preprocessing.encode(taught, bad_rows=bad_rows)
                 writer.append(with_state(table, state, label=label, inputs=inputs))
                 counts[state.value] += table.num_rows
+                if clock is not None:
+                    newest = max(newest, clock.newest(chunk))
                 shown()
         shutil.rmtree(aside, ignore_errors=True)
-        return counts
+        return counts, newest

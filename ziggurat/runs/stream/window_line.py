@@ -50,6 +50,8 @@ def window_line(record: WindowRecord, *, train_s: float, steps: int) -> str:
         parts.append(f"{record.late:,} late")
     if record.bad:
         parts.append(f"{record.bad:,} put aside")
+    if record.labels_ahead:
+        parts.append(f"{record.labels_ahead:,} labels of the future, which wait")
     if counted := [f"{count:,} {state}" for state, count in record.trained.items() if count]:
         parts.append(", ".join(counted))
     if steps and train_s:

@@ -26,18 +26,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
 from ziggurat.files import FileLock, Format, refuse_url, temporary_beside, writing_to
+from ziggurat.plain import JSON
 from ziggurat.typed import Count, CountOrNone
 
 POINTER_NAME = "published.json"
+PUBLISHED_FACTS = "published"  # among the facts of an export's manifest: as which version it was written
 VERSIONS = "versions"
 PUBLISHER_LOCK = "publisher.lock"
 _LOCK = "published.lock"
@@ -91,6 +94,64 @@ class Publication:
     seconds: float = 0.0
     cpu_s: float = 0.0
     metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return number, window and watermark for people."""
+        rows = f", rows up to {self.watermark}" if self.watermark else ""
+        return f"version {self.number}, window {self.name}{rows}"
+
+    @property
+    def created_s(self) -> float | None:
+        """Seconds since 1970 at which it was written; None where that is not known."""
+        return _seconds_of(self.created)
+
+    @property
+    def watermark_s(self) -> float | None:
+        """The watermark in seconds since 1970; None where there is none, or times are those of no calendar."""
+        return _seconds_of(self.watermark)
+
+    def facts(self, *, now_s: float) -> dict[str, JSON]:
+        """Return what is said of it to those who ask a server, as plain data.
+
+        Args:
+            now_s: seconds since 1970.
+
+        Returns:
+            number; window, its name; watermark; created; and where they are known, the seconds from the last two of
+            these till now: `age_s` and `watermark_age_s`.
+        """
+        known = {"age_s": self.created_s, "watermark_age_s": self.watermark_s}
+        ages: dict[str, JSON] = {name: round(now_s - at, 3) for name, at in known.items() if at is not None}
+        return {
+            "number": self.number,
+            "window": self.name,
+            "watermark": self.watermark,
+            "created": self.created,
+            **ages,
+        }
+
+
+def _seconds_of(text: str) -> float | None:
+    """Return a date as seconds since 1970, in UTC where it names no zone; None of what is no date."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def publication_of(facts: Mapping[str, Any], *, where: str) -> Publication | None:
+    """Return the version as which an export was published, from the facts of its manifest; None of any other export.
+
+    Args:
+        facts: of the manifest.
+        where: it lies, for errors.
+
+    Raises:
+        ExportError: the facts are damaged.
+    """
+    found = facts.get(PUBLISHED_FACTS)
+    return None if found is None else from_json(Publication, found, where=where, error=ExportError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,6 +166,7 @@ class ServerApp:
         await receive()
         self.engine.start()
         self.metrics.version.labels(export_version(self.info.version)).set(1)
+        self.metrics.show_published(self.info)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.engine.close()
@@ -273,6 +274,8 @@ class ServerApp:
             "version": self.answerer.info().version,
             "effort": self.engine.ladder.effort.value,
         }
+        if self.info.published is not None:
+            state["published"] = self.info.published_now()
         if self._shards is not None:
             state["shards"] = shards = self._shards.states()
             state["ready"] = not self.draining and any(each["state"] == "up" for each in shards)

@@ -162,6 +162,14 @@ class Metrics:
                 ("last_merge_seconds", "When changes were merged last, in seconds since 1970; 0: never."),
             )
         }
+        self._published = {
+            name: Gauge(f"ziggurat_published_{name}", text, registry=registry, multiprocess_mode="livemostrecent")
+            for name, text in (
+                ("version", "Number of the version of a published folder that is served; 0 of any other export."),
+                ("created_seconds", "When that version was written, in seconds since 1970; 0: not known."),
+                ("watermark_seconds", "Time of the newest row that it was trained on, likewise; 0: not known."),
+            )
+        }
         # labels() looks a child up under a lock, so that those in use are kept.
         self._children: dict[tuple[str, int], Counter] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
@@ -188,6 +196,13 @@ class Metrics:
         self._candidates.inc(candidates)
         self._computed.inc(seconds)
         self._by_effort[effort].inc(requests)
+
+    def show_published(self, info: Info) -> None:
+        """Take over which version of a published folder an export is."""
+        found = info.published
+        self._published["version"].set(0 if found is None else found.number)
+        self._published["created_seconds"].set(0 if found is None else found.created_s or 0)
+        self._published["watermark_seconds"].set(0 if found is None else found.watermark_s or 0)
 
     def show_items(self, info: Info) -> None:
         """Take the figures of an export's items over, if it has any."""

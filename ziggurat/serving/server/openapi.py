@@ -433,7 +433,8 @@ def _small_answers() -> dict[str, object]:
         "Liveness": _object({"live": {"type": "boolean"}}, ["live"]),
         "Readiness": {
             "type": "object",
-            "properties": ready | {"shards": {"type": "array", "items": _ref("ShardState")}},
+            "properties": ready
+            | {"published": _ref("Published"), "shards": {"type": "array", "items": _ref("ShardState")}},
             "required": list(ready),
         },
         "ShardState": {
@@ -477,6 +478,7 @@ def _info_schemas() -> dict[str, object]:
         "exclude_seen": {"type": "boolean"},
         "examples": {"type": "array", "items": _ref("Example")},
         "changes": _ref("ChangesSoFar"),
+        "published": _ref("Published"),
         "limits": _ref("Limits"),
     }
     return {
@@ -495,6 +497,19 @@ def _info_schemas() -> dict[str, object]:
             "type": "object",
             "description": "of the items since the export was made; empty without a catalogue",
             "properties": dict.fromkeys(counts, number) | {"last_merge": text},
+        },
+        "Published": {
+            "type": "object",
+            "description": "the version of a published folder that is served; empty of any other export",
+            "properties": {
+                "number": number,
+                "window": text,
+                "watermark": text,
+                "created": text,
+                "age_s": {"type": "number"},
+                "watermark_age_s": {"type": "number"},
+            },
+            "additionalProperties": False,
         },
         "Limits": {"type": "object", "properties": limits, "required": list(limits)},
     }

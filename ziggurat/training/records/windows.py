@@ -65,7 +65,7 @@ class WindowRecord:
         bad: rows of it that were put aside.
         row_sum: sum of the mixed row ids that are trained with it, in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
-        watermark: time of its newest row; "" where the schema has no time.
+        watermark: time of the newest row that is trained with it; "" where none is, or the schema has no time.
         metrics: by name; null where one is undefined.
         averaged: the same of the average of weights, where there is one.
         unknown: by feature, the share of samples whose id had no row.
@@ -75,6 +75,7 @@ class WindowRecord:
             are its own rows, whose labels are known.
         labelled: share of its rows whose label is known at its end; its metrics are of all of them, in hindsight. None
             where labels are known with their rows.
+        labels_ahead: rows of it whose label has a time of more than a day from when it was read: they wait until then.
         teachers: by name, what they said of its rows, from which training learns and no metric.
         timing: what depends on the clock, in seconds.
     """
@@ -95,6 +96,7 @@ class WindowRecord:
     shift_before: dict[str, float] = field(default_factory=dict)
     trained: dict[str, int] = field(default_factory=dict)
     labelled: float | None = None
+    labels_ahead: int = 0
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
 

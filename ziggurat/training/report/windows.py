@@ -125,6 +125,12 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
             f"At the end of a window {sum(shares) / max(len(shares), 1):.0%} of its labels were known, as a mean; "
             "metrics are of all labels as they turned out."
         )
+    if ahead := sum(record.labels_ahead for record in records):
+        windows = ", ".join(record.name for record in records if record.labels_ahead)
+        notes.append(
+            f"{ahead:,} labels have a time of more than a day after their window was read ({windows}). Their rows wait "
+            "until that time: look at the clock, and at the unit, of the column of label times."
+        )
     for name in metrics if beside else ():
         won, both = wins(records, control=control, metric=name)
         notes.append(f"{shown_name(name)}: better than the control in {won:,} of {both:,} windows")

@@ -224,6 +224,8 @@ async function begin() {
   byId("version").textContent = about.version;
   byId("about").textContent = [
     `${about.num_items.toLocaleString("en")} items`,
+    about.published.number ? `version ${about.published.number}, window ${about.published.window}` : "",
+    about.published.watermark ? `rows up to ${about.published.watermark}` : "",
     about.labels.length ? `scores for ${about.labels.join(", ")}` : "",
     about.value_model ? `ordered by ${about.value_model}` : "",
   ].filter(Boolean).join(" · ");

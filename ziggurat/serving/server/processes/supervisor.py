@@ -522,7 +522,9 @@ class Supervisor:
         self._delete_unused_copies()
         self._served = next((worker.loaded for worker in serving if worker.loaded is not None), self._served)
         version = self._versions.get(swap.generation, "")
-        _log.info("serving version %s of %s", version, quoted(str(swap.export)))
+        published = self._served.published if self._served is not None else ""
+        known_as = f": {published}" if published else ""
+        _log.info("serving version %s of %s%s", version, quoted(str(swap.export)), known_as)
         if swap.asked_by is not None:
             answer = _SwapAnswer(
                 to=swap.asked_by,

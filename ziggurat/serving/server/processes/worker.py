@@ -60,6 +60,7 @@ class Loaded:
         filters: attributes that filters may name.
         path: the route that `example` is for.
         example: a request that it answers.
+        published: number, window and watermark for people, of a version of a published folder; "" of other exports.
     """
 
     version: str
@@ -72,6 +73,7 @@ class Loaded:
     filters: tuple[str, ...] = ()
     path: str = "/recommend"
     example: dict[str, object] = field(default_factory=dict)
+    published: str = ""
 
     @staticmethod
     def of(info: Info) -> Loaded:
@@ -88,6 +90,7 @@ class Loaded:
             filters=tuple(info.filters),
             path="/recommend" if info.can_recommend else "/rank",
             example=example_request(info) if info.can_recommend else example_ranking(info),
+            published="" if info.published is None else info.published.text(),
         )
 
     def lacks(self, other: Loaded) -> list[str]:
