@@ -31,14 +31,16 @@ import ziggurat as zg
 from tests.data.streams.brokers.redis_server import RedisServer, Wire, require_server, url_of
 from tests.killing import mark_begin, wait_for_begin
 from tests.runs.stream.test_killed_streams import Moments
-from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
+from tests.runs.stream.test_stream_runs import SCHEMA, config_of, content_of, events, same, weights_of
+from ziggurat.cli.main import main
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.brokers import broker_of, redis_streams
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, SchemaError, UnavailableError
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.features.schema_io import schema_to_toml
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.runs.stream.source import FollowConfig
@@ -249,25 +251,68 @@ def test_files_in_the_place_of_a_broker_are_refused_and_the_reverse(server: Redi
         assert [window.rows for window in result.windows] == [60]
 
 
-def test_times_of_another_type_or_unit_are_taken_out_of_the_broker_and_it_goes_on(
-    server: RedisServer, tmp_path: Path
-) -> None:
-    """What helps with files, to convert them, helps nobody whose producer has sent an entry."""
+def test_an_entry_whose_time_is_of_another_type_or_unit_is_a_bad_row(server: RedisServer, tmp_path: Path) -> None:
+    """Each entry has a writer of its own: what helps with files, to convert them, helps nobody here."""
     key = "types"
     send(server, key, interleaved(60, days=1, seed=3))
-    config = config_from(server.url(key))
+    url = server.url(key)
+    config = config_from(url)
+    aside = config_from(f"{url}?group=aside", bad_rows=BadRowPolicy.QUARANTINE)
     stream_run(config, folder=tmp_path / "run", stream=STREAM)
+    wrong: list[str] = []
     for at in ("2000-05-02 10:00:00", "957261600000"):
         with server.client() as client:
             entry = client.xadd(key, {"user": "u1", "item": 1, "age": 1, "click": 1, "at": at}).decode()
-        with pytest.raises((DataError, SchemaError)) as refused:
+        wrong.append(entry)
+        with pytest.raises(DataError) as refused:
             stream_run(config, folder=tmp_path / "run", stream=STREAM)
-        assert entry in refused.value.where
+        assert refused.value.where.endswith(f"entry {entry}, column 'at'")
+        assert "quarantine" in str(refused.value.ways_out)
         assert "XDEL" in str(refused.value.ways_out)
         assert "file" not in str(refused.value.ways_out)
+        result = stream_run(aside, folder=tmp_path / "aside", stream=STREAM)
+        assert sum(window.rows for window in result.windows) == 60
         with server.client() as client:
             client.xdel(key, entry)
         stream_run(config, folder=tmp_path / "run", stream=STREAM)
+    kept = (tmp_path / "aside/stream").glob("*/quarantine/*.jsonl")
+    lines = [json.loads(line) for path in kept for line in path.read_text().splitlines()]
+    assert sorted(line["message"] for line in lines) == wrong
+    assert {line["reason"] for line in lines} == {"unparsable", "other_unit"}
+
+
+def test_a_stream_that_goes_on_refuses_the_messages_of_another_key(server: RedisServer, tmp_path: Path) -> None:
+    for key in ("first", "second"):
+        send(server, key, interleaved(60, days=1, seed=3))
+    first = server.url("first")
+    stream_run(config_from(first), folder=tmp_path / "run", stream=STREAM)
+    for other in (server.url("second"), f"{first}?db=1"):
+        with pytest.raises(ConfigError, match="the messages of first, as before") as refused:
+            stream_run(config_from(other), folder=tmp_path / "run", stream=STREAM)
+        assert refused.value.ways_out[0] == f"--data.train {first}"
+        assert "XGROUP" not in str(refused.value)
+    # Options of reading are no other messages.
+    stream_run(config_from(f"{first}?takeover-s=60"), folder=tmp_path / "run", stream=STREAM)
+
+
+def test_the_batch_of_a_recipe_fits_the_windows_of_a_broker(
+    server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    send(server, "sizes", interleaved(600, days=2, seed=3))
+    Path("my.toml").write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_dlrm", "--data.train", server.url("sizes"), "--schema", "my.toml", "--threads", "1"]
+    assert main([*command, "--out", "run"]) == 0
+    said = capsys.readouterr().err
+    assert "batch    16 rows instead of 2,048" in said
+    assert "less than one batch" not in said
+    assert load_config(Path("run")).training.loader.batch_size == 16
+    assert main([*command, "--out", "run"]) == 0
+    assert "changed" not in capsys.readouterr().err
+    # A size that somebody has named stays, with the warning.
+    other = [*command, "--out", "named", "--data.train", f"{server.url('sizes')}?group=b"]
+    assert main([*other, "--batch-size", "2048"]) == 0
+    assert "less than one batch of 2,048" in capsys.readouterr().err
 
 
 def test_a_column_that_no_message_has_is_refused_before_anything_is_fitted(server: RedisServer, tmp_path: Path) -> None:

@@ -18,9 +18,14 @@ import httpx
 import pytest
 from prometheus_client import values
 
+from tests.runs.stream.test_stream_runs import config_of, events
 from tests.serving.server.fake import FakeAnswerer
+from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import DataError, MissingDependencyError
-from ziggurat.serving.answers import Column, Info, RankRequest, RecommendRequest
+from ziggurat.runs.stream.publish import PublishConfig
+from ziggurat.runs.stream.run import stream_run
+from ziggurat.serving.answers import Answerer, Column, Info, RankRequest, RecommendRequest
+from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.admin_socket import ADMIN as BY_ADMIN_SOCKET
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
@@ -36,7 +41,7 @@ PARTS = {"kind", "expected", "found", "where", "ways_out"}
 def talk(
     body: Callable[[httpx.AsyncClient], Awaitable[Any]],
     *,
-    answerer: FakeAnswerer | None = None,
+    answerer: Answerer | None = None,
     is_admin: bool = False,
     swap: Any = None,
     api_key: str = "",
@@ -474,3 +479,39 @@ def test_nothing_of_the_export_is_shown_before_the_key(path: str, method: str) -
     told = ask(method, path, api_key="secret", headers={"Authorization": "bearer secret"})
     assert (told.status_code, told.headers["allow"]) == (405, "POST")
     assert ask(method, path, api_key="secret", headers={"Authorization": "Basic secret"}).status_code == 401
+
+
+@pytest.mark.parametrize("golden", [8, 0])
+def test_the_example_of_an_export_without_a_catalogue_is_answered_as_it_stands(tmp_path: Path, golden: int) -> None:
+    """As a stream publishes it: no column has an example of its own."""
+    events(300, days=2).write_parquet(tmp_path / "a.parquet")
+    stream_run(
+        config_of(tmp_path / "a.parquet"),
+        folder=tmp_path / "run",
+        stream=StreamConfig(by="day"),
+        publish=PublishConfig(folder=str(tmp_path / "live"), golden=golden),
+    )
+    answerer = Recommender.load(tmp_path / "live")
+    refused = post("/rank", {"user": {}}, answerer=answerer)
+    assert refused.status_code == 400
+    (example,) = [way for way in refused.json()["error"]["ways_out"] if way.startswith("for example: ")]
+    body = json.loads(example.removeprefix("for example: "))
+    assert body["user"].keys() == {"user", "item", "age"}
+    answered = post("/rank", body, answerer=answerer)
+    assert answered.status_code == 200
+    assert 0 < answered.json()["items"][0]["score"] < 1
+    described = get("/openapi.json", answerer=answerer).json()
+    examples = described["paths"]["/rank"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    for each in examples.values():
+        assert post("/rank", each["value"], answerer=answerer).status_code == 200
+    # And what it says of itself, as a version of a published folder.
+    ready = get("/readyz", answerer=answerer).json()["published"]
+    assert (ready["number"], ready["window"]) == (2, "2000-05-02")
+    assert ready["watermark"].startswith("2000-05-02 ")
+    assert ready["age_s"] >= 0
+    assert get("/info", answerer=answerer).json()["published"]["number"] == 2
+    figures = get("/metrics", answerer=answerer).text
+    assert "ziggurat_published_version 2.0" in figures
+    at = re.search(r"^ziggurat_published_watermark_seconds (\S+)", figures, re.MULTILINE)
+    assert at is not None
+    assert 957_225_600 <= float(at[1]) < 957_312_000  # of 2000-05-02

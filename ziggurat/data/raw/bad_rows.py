@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -137,13 +138,20 @@ class BadRows:
         policy: raise on the first bad row, or write them aside.
         folder: where the folder `quarantine` is made; needed for QUARANTINE, and made on the first bad row.
         budget: most rows to quarantine before giving up with an error; 0 for no limit.
+        message_of: gives the id of the message of a row, by its number, where rows came as messages; it is written
+            beside the row.
 
     Raises:
         ConfigError: QUARANTINE without a folder, or a negative budget.
     """
 
     def __init__(
-        self, policy: BadRowPolicy = BadRowPolicy.ERROR, *, folder: str | Path | None = None, budget: int = 0
+        self,
+        policy: BadRowPolicy = BadRowPolicy.ERROR,
+        *,
+        folder: str | Path | None = None,
+        budget: int = 0,
+        message_of: Callable[[int], str] | None = None,
     ) -> None:
         if policy is BadRowPolicy.QUARANTINE and folder is None:
             raise ConfigError(
@@ -161,6 +169,7 @@ class BadRows:
             )
         self.policy = policy
         self.budget = budget
+        self._message_of = message_of
         self.folder = None if folder is None else Path(folder) / "quarantine"
         self.counts: Counter[BadReason] = Counter()
         self._seen: dict[DataPath, set[int]] = {}
@@ -242,6 +251,7 @@ class BadRows:
                 self._targets.append(target)
         record = {
             "file": str(bad.path),
+            **({} if self._message_of is None else {"message": self._message_of(bad.row)}),
             "row": bad.row,
             "line": bad.line,
             "column": bad.column,

@@ -75,6 +75,7 @@ class ReceivedRows:
         bad: those that are none.
         position: behind the last one.
         lost: messages before them that the broker no longer has.
+        message_of: gives the id of the message of a row, for rows that are put aside.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ReceivedRows:
     bad: tuple[BadRow, ...] = ()
     position: str
     lost: int = 0
+    message_of: Callable[[int], str] | None = None
 
     def frames(self, *, columns: Sequence[str]) -> Iterator[RawChunk]:
         """Give the rows with these columns."""
@@ -157,6 +159,7 @@ class Arrivals:
         # Infinity until `take` gives another: then no row is too late for the clock.
         self._latest_s = np.inf
         self._newest_s = -np.inf  # of the files of one `take`
+        self._is_by_row = False  # rows are those of messages
         self._cut: Cut | None = None
         self._date_order = data.split.date_order
         also = [name for name in dict.fromkeys(also) if name not in schema.columns]
@@ -401,8 +404,16 @@ class Arrivals:
 
         if self._cut is None and self._has_time and self._date_order is DateOrder.AUTO:
             self._date_order = shown_order(rows.chunks, self._schema.time)
+        # Messages have a writer each: one that writes times otherwise is a bad row, and no error of all.
+        self._is_by_row = True
         dealt = self._dealt([opened]) if self._config.rows else None
-        found = self._read_rows(opened, name=rows.name, dealt=dealt, told=lambda phase, done, total: None)
+        found = self._read_rows(
+            opened,
+            name=rows.name,
+            dealt=dealt,
+            told=lambda phase, done, total: None,
+            message_of=rows.message_of,
+        )
         arrived = ArrivedFile(
             path=rows.name,
             place=rows.name,
@@ -463,14 +474,24 @@ class Arrivals:
         windows = self._cut.windows(times)
         return bool((windows[windows < LEFT_OUT] > journal.open[0].key).any())
 
-    def _read_rows(self, opener: _Opener, *, name: str, dealt: _Dealt | None, told: ProgressCallback) -> _Read:
+    def _read_rows(
+        self,
+        opener: _Opener,
+        *,
+        name: str,
+        dealt: _Dealt | None,
+        told: ProgressCallback,
+        message_of: Callable[[int], str] | None = None,
+    ) -> _Read:
         """Read rows, and write them by window; nothing of them is in the journal yet."""
         number = self.journal.num_files
         folder = self.folder / f"file-{number:05}"
         # A process that was killed while it read these rows has left its bad rows there.
         shutil.rmtree(folder, ignore_errors=True)
         counts = _Counts()
-        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+        with BadRows(
+            self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget, message_of=message_of
+        ) as bad_rows:
             source = opener(bad_rows)
             total = source.num_rows_hint()
             with _Spool(self._rows, number=number) as spool:
@@ -495,7 +516,7 @@ class Arrivals:
         cut = self._cut_for(chunk)
         counts.rows += chunk.num_rows
         if cut.clock.column:
-            times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
+            times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s, by_row=self._is_by_row)
             windows = cut.windows(times)
             if cut.clock.per_second:
                 # NaN of rows that were put aside counts as no time.
@@ -550,6 +571,7 @@ class Arrivals:
             schema=self._schema,
             config=delay,
             bad_rows=bad_rows,
+            by_row=self._is_by_row,
         )
         return known, is_positive
 
@@ -842,7 +864,7 @@ class Arrivals:
                     cut = self._cut_for(chunk)
                     has_time = bool(cut.clock.column)
                     times = (
-                        cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
+                        cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s, by_row=self._is_by_row)
                         if has_time
                         else np.zeros(chunk.num_rows)
                     )

@@ -247,6 +247,7 @@ def label_times(
     schema: Schema,
     config: DelayConfig,
     bad_rows: BadRows,
+    by_row: bool = False,
 ) -> Float64[np.ndarray, " N"]:
     """Return when labels are known, in the units of the time column; NaN of rows that were put aside.
 
@@ -258,6 +259,7 @@ def label_times(
         schema: says which texts are no value.
         config: says which column it is, and what rows without a value are.
         bad_rows: where rows without a usable label time go.
+        by_row: whether each row has a writer of its own; see `Clock.times`.
 
     Raises:
         DataError: a label time is missing, cannot be read, or is before the time of its row (policy ERROR).
@@ -269,7 +271,7 @@ def label_times(
         is_empty = is_empty | series.is_nan().fill_null(True).to_numpy()
     wanted = ~np.isnan(times) & ~is_empty
     known = np.full(chunk.num_rows, np.nan)
-    known[wanted] = clock.times(clean.filter(wanted), bad_rows=bad_rows)
+    known[wanted] = clock.times(clean.filter(wanted), bad_rows=bad_rows, by_row=by_row)
     reach = config.attribution_s * clock.per_second
     is_late_negative = is_empty & ~is_positive & (reach > 0.0)
     known[is_late_negative] = times[is_late_negative] + reach

@@ -287,6 +287,7 @@ class Receiving:
             bad=bad,
             position=pending.position,
             lost=pending.lost,
+            message_of=lambda row: pending.ids[messages[row]],
         )
         try:
             taken = self._arrivals.receive(rows, latest_s=latest_s)

@@ -135,34 +135,75 @@ class Clock:
             return Clock(column=column)
         return Clock(column=column, per_second=int(per_second(first)[0]), seen=int(first[0]))
 
-    def times(self, chunk: RawChunk, *, bad_rows: BadRows, latest_s: float = np.inf) -> Float64[np.ndarray, " N"]:
+    def times(
+        self, chunk: RawChunk, *, bad_rows: BadRows, latest_s: float = np.inf, by_row: bool = False
+    ) -> Float64[np.ndarray, " N"]:
         """Return the times of rows, in the units of the column (dates: microseconds); NaN of rows that were put aside.
 
         Args:
             chunk: the rows.
             bad_rows: where rows without a time go, and rows of the future.
             latest_s: seconds since 1970; a later row has a wrong clock: it would call all windows before it done.
+            by_row: whether each row has a writer of its own, as messages have. A time of another unit or kind is then
+                a bad row; of rows of one file it is an error of the file.
 
         Raises:
             DataError: a time is missing or cannot be read (policy ERROR), or is of another unit than those before.
             SchemaError: dates after numbers, or numbers after dates.
         """
-        keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order)
+        keys = time_keys(
+            chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order, by_row=by_row
+        )
         keys = self._without_future(keys, chunk, bad_rows=bad_rows, latest_s=latest_s)
         if self.seen is None:
             return keys
         readable = np.flatnonzero(~np.isnan(keys))
         others = readable[of_another_unit(_whole(keys[readable]), seen=[self.seen])]
+        if len(others) and by_row:
+            keys = keys.copy()
+            for index in others.tolist():
+                self._report_unit(chunk, index, time=float(keys[index]), bad_rows=bad_rows)
+                keys[index] = np.nan
+            return keys
         if len(others):
             first = int(others[0])
-            units = [unit_of([self.seen]), unit_of(_whole(keys[[first]]).tolist())]
+            expected, found = self._units(float(keys[first]))
             raise DataError(
-                expected=f"times in {units[0]}, as in the rows before (the first was {self.seen})",
-                found=f"{int(keys[first])}, which is one in {units[1]} by its size",
+                expected=expected,
+                found=found,
                 where=chunk.where(first, column=self.column),
-                ways_out=(f"write the times of this file in {units[0]}", "take the file out of the stream"),
+                ways_out=(f"write the times of this file in {self._unit}", "take the file out of the stream"),
             )
         return keys
+
+    @property
+    def _unit(self) -> str:
+        assert self.seen is not None, "dates have no unit"
+        return unit_of([self.seen])
+
+    def _units(self, time: float) -> tuple[str, str]:
+        """Return the unit that times have, and that of one that differs, as an error says them."""
+        other = unit_of(_whole(np.array([time])).tolist())
+        return (
+            f"times in {self._unit}, as in the rows before (the first was {self.seen})",
+            f"{int(time)}, which is one in {other} by its size",
+        )
+
+    def _report_unit(self, chunk: RawChunk, index: int, *, time: float, bad_rows: BadRows) -> None:
+        """Report a row whose time is in another unit."""
+        expected, found = self._units(time)
+        bad_rows.report(
+            BadRow(
+                path=chunk.path,
+                row=int(chunk.file_rows[index]),
+                line=chunk.line(index),
+                column=self.column,
+                reason=BadReason.OTHER_UNIT,
+                expected=expected,
+                found=found,
+                ways_out=(f"have its writer send times in {self._unit}",),
+            )
+        )
 
     def newest(self, chunk: RawChunk) -> float:
         """Return the latest time of rows that have one, in the units of the column; minus infinity of none."""

@@ -21,6 +21,22 @@ from ziggurat.features.inputs import LabelSpec
 _FEW = 10  # so many times the rows of the history in another window: it is no sample of what comes
 
 _STEPS = 10  # in a window, of the batch size that is proposed
+_LEAST_BATCH = 16
+
+
+def batch_for_windows(windows: Sequence[Window], *, batch_size: int) -> int:
+    """Return a batch size by which a window is more than one step; the given one where it is that already.
+
+    Args:
+        windows: that have rows so far, the history first.
+        batch_size: of all ranks together.
+    """
+    largest = max((window.rows for window in windows[1:]), default=windows[0].rows)
+    if largest >= batch_size:
+        return batch_size
+    # A power of two, so that windows of nearly the same size give the same.
+    fitting = 1 << max(largest // _STEPS, 1).bit_length() - 1
+    return min(max(fitting, _LEAST_BATCH), batch_size)
 
 
 def doubts_about_history(

@@ -39,6 +39,7 @@ from ziggurat.files import refuse_url
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.parallel.job import job
 from ziggurat.plan import Plan
+from ziggurat.recipes.catalogue import with_soft_start
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_files, report_of_start, resolved
@@ -105,6 +106,7 @@ def stream_run(
     plan: Plan | None = None,
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
+    fits_batch: bool = False,
 ) -> StreamResult:
     """Score and train a stream window by window; on every rank of a job that torchrun started, together.
 
@@ -119,6 +121,8 @@ def stream_run(
         plan: where tables go on many ranks; None plans.
         progress: where to show progress; rank 0 does.
         hooks: take part in training, on every rank.
+        fits_batch: take a smaller batch size than that of the config where a window would be less than one step, and
+            say so. A stream that goes on keeps the one that it began with.
 
     Raises:
         ConfigError: settings that have no place in a stream, or others than those that it began with.
@@ -176,6 +180,7 @@ def stream_run(
                     progress=progress,
                     own=own,
                     asked=asked,
+                    fits_batch=fits_batch and not goes_on,
                 )
                 with contextlib.closing(made):
                     has_begun = made.begin()
@@ -209,14 +214,29 @@ def _ways_out_of_streams(run: RunFolder) -> Iterator[None]:
 
 
 def _refuse_other_source(run: RunFolder, stored: RunConfig, *, given: RunConfig) -> None:
-    """Refuse files in the place of a broker, and the reverse: a row that comes from both would be trained twice.
+    """Refuse files in the place of a broker, the reverse, and other messages than those of before.
+
+    A row that comes from both would be trained twice, and the position in one stream of messages says nothing of
+    another one.
 
     Raises:
         ConfigError: the stream began with the other one.
     """
     before = stored.data.train
-    if (broker_of(before) is None) == (broker_of(given.data.train) is None):
+    first = broker_of(before)
+    second = broker_of(given.data.train)
+    if first is None and second is None:
         return
+    if first is not None and second is not None:
+        streams = first.stream_of(before[0]), second.stream_of(given.data.train[0])
+        if streams[0] == streams[1]:
+            return
+        raise ConfigError(
+            expected=f"the messages of {streams[0]}, as before: positions in them are those of the stream",
+            found=f"{streams[1]}, in {given.data.train[0]}",
+            where=f"{run.config}, --data.train",
+            ways_out=(f"--data.train {before[0]}", "begin another stream: --out ANOTHER_FOLDER"),
+        )
     raise ConfigError(
         expected=f"rows from {', '.join(before)}, as before: files are known by content, messages by their ids",
         found=", ".join(given.data.train),
@@ -250,6 +270,7 @@ class _Stream:
         progress: shows it.
         own: hooks of the user.
         asked: says whether a signal has come.
+        fits_batch: take a batch size that fits the windows.
     """
 
     def __init__(
@@ -265,6 +286,7 @@ class _Stream:
         progress: KeptProgress,
         own: tuple[Hook, ...],
         asked: StopOnSignal,
+        fits_batch: bool,
     ) -> None:
         self._run = run
         self._config = config
@@ -276,6 +298,7 @@ class _Stream:
         self._asked = asked
         self._follow = follow
         self._publish = publish
+        self._fits_batch = fits_batch
         self.is_asked = False  # all ranks know that it ends
         self._is_waiting = False
         self._has_warned = False
@@ -309,6 +332,8 @@ class _Stream:
         windows.fit()
         has_begun = self._ranks.on_first(self._run.has_begun)
         has_weights = self._ranks.on_first(lambda: bool(complete_steps(self._run.checkpoints)))
+        if self._fits_batch and not has_weights:
+            self._fit_batch()
         config = self._config
         if has_weights:  # they are loaded, with the bias that the shares of the history gave
             training = dataclasses.replace(config.training, start_at_base_rate=False)
@@ -351,6 +376,21 @@ class _Stream:
 
         self._ranks.on_first(open_records)
         return True
+
+    def _fit_batch(self) -> None:
+        """Take a batch size by which windows are several steps, where that of the config is for many rows."""
+        num_ranks = self._ranks.world_size
+        loader = self._config.training.loader
+        whole = self._windows.batch_size(loader.batch_size * num_ranks)
+        batch_size = max(1, whole // num_ranks)
+        if batch_size >= loader.batch_size:
+            return
+        training = dataclasses.replace(self._config.training, loader=dataclasses.replace(loader, batch_size=batch_size))
+        self._config = with_soft_start(dataclasses.replace(self._config, training=training))
+        self._progress.say(
+            f"batch    {batch_size:,} rows instead of {loader.batch_size:,}, which is more than the largest window so "
+            "far has: several steps a window learn more than one; --batch-size takes another"
+        )
 
     def _prepared(self, window: StreamWindow) -> PreparedData:
         """The first window as what a run is built on."""

@@ -47,7 +47,7 @@ from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.gone import damaged, refuse_gone, refuse_shorter_journal
-from ziggurat.runs.stream.history import doubts_about_history
+from ziggurat.runs.stream.history import batch_for_windows, doubts_about_history
 from ziggurat.runs.stream.reader import KeptReader
 from ziggurat.runs.stream.teachers import StreamTeachers
 from ziggurat.runs.stream.window_encoder import (
@@ -583,6 +583,19 @@ class StreamWindows:
             folder=self._run.path,
             batch_size=batch_size,
         )
+
+    def batch_size(self, given: int) -> int:
+        """Return a batch size that fits the rows of the windows that are there.
+
+        Args:
+            given: of all ranks together, for windows of many rows.
+        """
+
+        def fitting() -> int:
+            journal = self._held.journal
+            return batch_for_windows([*journal.done, *journal.open], batch_size=given)
+
+        return self._ranks.on_first(fitting)
 
     def acknowledge(self, number: int) -> None:
         """Tell the broker that a checkpoint contains the rows of all windows up to a number; on the first rank."""

@@ -166,7 +166,6 @@ class ServerApp:
         await receive()
         self.engine.start()
         self.metrics.version.labels(export_version(self.info.version)).set(1)
-        self.metrics.show_published(self.info)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.engine.close()
@@ -283,6 +282,7 @@ class ServerApp:
 
     async def _metrics(self, request: Request) -> Response:
         self.metrics.show_items(self.answerer.info())
+        self.metrics.show_published(self.info)
         content, kind = await run_in_threadpool(self.metrics.page)
         return Response(content, headers={"content-type": kind})
 

@@ -37,6 +37,7 @@ class Examples:
     @staticmethod
     def of(info: Info) -> Examples:
         """The examples of an export."""
+        info = _with_golden_values(info)
         few = dataclasses.replace(
             info,
             user_columns=_few(info.user_columns, first=info.user_id),
@@ -70,6 +71,16 @@ def curl(path: str, *, host: str, body: str) -> str:
     """
     quoted = body.replace("'", "'\\''")
     return f"curl -s {host if _ADDRESS.fullmatch(host) else 'HOST:PORT'}{path} -d '{quoted}'"
+
+
+def _with_golden_values(info: Info) -> Info:
+    """Return the facts of an export without a catalogue with values of the columns of users, by which few are chosen."""
+    if any(column.example is not None for column in (*info.user_columns, *info.item_columns)):
+        return info
+    values = example_ranking(info)["user"]
+    assert isinstance(values, dict), "an object of columns"
+    columns = tuple(dataclasses.replace(column, example=values.get(column.name)) for column in info.user_columns)
+    return dataclasses.replace(info, user_columns=columns, item_columns=())
 
 
 def _few(columns: tuple[Column, ...], *, first: str) -> tuple[Column, ...]:

@@ -221,8 +221,25 @@ def example_request(info: Info) -> dict[str, object]:
 
 
 def example_ranking(info: Info) -> dict[str, object]:
-    """A request for a ranking that the export answers, as plain data."""
-    return {"user": example_of(info.user_columns), "items": [example_of(info.item_columns)]}
+    """A request for a ranking that the export answers, as plain data.
+
+    Without a catalogue, as a stream publishes it, no column has an example: then it is a golden request, and where
+    there is none, one with a value for each column that its kind can read.
+    """
+    user = example_of(info.user_columns)
+    item = example_of(info.item_columns)
+    if user or item:
+        return {"user": user, "items": [item]}
+    names = {column.name for column in info.user_columns}
+    for each in info.examples:
+        golden = each.get("rank")
+        if isinstance(golden, dict) and isinstance(found := golden.get("user"), dict):
+            # The columns of `info` alone, which may be a few of those of the export.
+            return {"user": {name: value for name, value in found.items() if name in names}, "items": [{}]}
+    # An id that nobody knows is read as well.
+    by_kind: dict[str, object] = {"dense": 1.0, "categorical": "1", "multi_hot": ["1"], "sequence": ["1"]}
+    user = {column.name: by_kind[column.kind] for column in info.user_columns if column.kind in by_kind}
+    return {"user": user, "items": [{}]}
 
 
 def example_explanation(info: Info) -> dict[str, object]:

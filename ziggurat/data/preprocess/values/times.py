@@ -26,7 +26,13 @@ _MAX_WAITING = 1 << 22  # rows in which a date must show what stands first
 
 
 def time_keys(
-    chunk: RawChunk, column: str, *, bad_rows: BadRows, is_date: bool, order: DateOrder = DateOrder.AUTO
+    chunk: RawChunk,
+    column: str,
+    *,
+    bad_rows: BadRows,
+    is_date: bool,
+    order: DateOrder = DateOrder.AUTO,
+    by_row: bool = False,
 ) -> np.ndarray:
     """Times as numbers that order the same way: (n,) float64, NaN where a bad row was quarantined.
 
@@ -39,14 +45,21 @@ def time_keys(
         bad_rows: where rows without a time go.
         is_date: whether the column holds dates, and not numbers.
         order: of dates like 01/03/2024.
+        by_row: whether each row has a writer of its own, so that a time of another kind is a bad row, and no error of
+            all rows.
 
     Raises:
         DataError: a time is missing or cannot be read (policy ERROR).
         SchemaError: the column has an impossible type, or dates here and numbers in the chunks before.
     """
     series = without_categories(chunk.frame[column])
-    kind_of_chunk(chunk, series, before=is_date)
-    keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
+    if not by_row:
+        kind_of_chunk(chunk, series, before=is_date)
+        keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
+    elif series.dtype in (pl.String, pl.Null) or series.dtype.is_temporal() == is_date:
+        keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
+    else:
+        keys = np.full(len(series), np.nan)
     bad = np.flatnonzero(~np.isfinite(keys))
     if len(bad):
         # polars may have given a view of its own memory.

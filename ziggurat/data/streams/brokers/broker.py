@@ -169,6 +169,16 @@ class Broker(Specification, kind="broker"):
             BrokerAway: the broker does not answer now.
         """
 
+    def stream_of(self, url: str) -> str:
+        """Return what a position belongs to: the same for all URLs that name the same messages, and for no others.
+
+        Where the broker is, and options of reading, are no part of it.
+
+        Args:
+            url: as the user gave it.
+        """
+        return urlsplit(url).path.strip("/")
+
     def check(self, url: str) -> None:
         """Refuse a URL that cannot be right, before anything is connected to.
 

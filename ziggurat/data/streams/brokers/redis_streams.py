@@ -194,6 +194,11 @@ class RedisStreams(Broker):
     name = "redis"
     schemes = ("rediss",)
 
+    def stream_of(self, url: str) -> str:
+        """Return the key, and the number of its data base."""
+        settings = _Settings.of(url)
+        return f"{settings.key} of data base {settings.db}" if settings.db else settings.key
+
     def check(self, url: str) -> None:
         """Refuse a URL that cannot be right, and a machine without the client."""
         _Settings.of(url)
