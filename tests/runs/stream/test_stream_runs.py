@@ -37,9 +37,11 @@ from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.training.checkpoint import CheckpointStore
+from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.config import AverageOver, DamagedRecords, Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.records.windows import WindowsFile, read_windows
+from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import Trainer
 
@@ -625,6 +627,12 @@ def test_the_report_shows_windows_beside_those_of_a_control(
     assert f"NE: better than frozen in {won} of 4 windows" in out
     page = (whole / "report.html").read_text()
     assert "NE of each window" in page
+    # Of a log in which few steps stand, the checkpoint knows them all.
+    log = tmp_path / "frozen/metrics.jsonl"
+    log.unlink(missing_ok=True)
+    steps = max(complete_steps(tmp_path / "frozen/checkpoints"))
+    assert steps > 0
+    assert f"· {steps} steps<" in write_report(tmp_path / "frozen").read_text()
     assert f"NE: better than the control in {won:,} of 4 windows" in page
     assert main(["report", str(whole), "--beside", str(tmp_path)]) == 2
     assert "windows.jsonl" in capsys.readouterr().err

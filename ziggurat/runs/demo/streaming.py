@@ -1,10 +1,18 @@
 """The demo of learning that goes on: drift, a teacher, students, a stream that is published, a server that follows.
 
-    drifting windows ─┬─► frozen control: the history alone, all later windows scored by it
-                      ├─► teacher: batch, larger; logged ─► student with and without it
-                      └─► one file after the other ─► ziggurat stream --follow --publish live --server live.sock
-                                                              ziggurat serve live ◄── asked 20 times a second, while
-                                                              versions change, are rolled back and released
+    drifting windows ─┬─► teacher: larger, streams over all rows; what it says of the next two windows is logged
+                      └─► a sixth of the rows, the student's ─┬─► student alone
+                                                              ├─► frozen control: the history alone
+                                                              └─► one file after the other, with the teacher
+                                                                      ziggurat stream --follow --publish live
+                                                                      ziggurat serve live ◄── asked 20 times a second,
+                                                                      while versions change and are rolled back
+
+A teacher helps where it knows what the student cannot: here it sees six times as many rows. A larger model over the
+same rows, or one that has stood still for some windows while ids come and go, knows no more than the student does, and
+then its scores take the student away from the labels: AUC falls. Rates are those with which a network learns pairs of
+features in one pass of few steps (`--table-lr 0.2`); with a tenth of it neither model leaves the plateau of single
+features, and nothing is there to be taught.
 
 Stream and server are processes of their own, as they would be in service. Times are those of this machine: *from a row
 to an answer* is from the moment at which the file of a window was renamed into the folder to the first answer of a
@@ -32,7 +40,6 @@ from urllib.parse import urlsplit
 import polars as pl
 
 import ziggurat as zg
-from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.data.synthetic.drift import DriftConfig
 from ziggurat.errors import DataError
@@ -40,25 +47,25 @@ from ziggurat.features.schema_io import read_schema
 from ziggurat.files import write_figure
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.drifting import SCHEMA, WINDOWS, write_drifting
-from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.runs.teachers.log import log_teacher
-from ziggurat.runs.teachers.student import with_teacher
 from ziggurat.serving.export.published_folder import Publication, is_published, read_pointer, roll_back
-from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.training.records.windows import read_windows
 from ziggurat.training.report.plots import BEST, INK, SECOND, plain_axes
 from ziggurat.training.report.progress import Progress
 
 NUM_WINDOWS = 12
 HISTORY = 2  # windows before the stream begins
-TAUGHT_FROM = 9  # windows that the teacher has seen; students learn from those behind them
-ROWS = 8_000
+ROWS = 2_000  # of the student, a window
+SHARE = 6  # the teacher sees so many times as many
+REFRESHED = 2  # windows between two versions of the teacher
+BATCH = 128
+TABLE_RATE = 0.2
 GROWING = "1000"
 _LIMIT_S = 180.0  # for a version to come and be served, on a machine that is busy
 _PAUSE_S = 0.05
-_CONFIG = DriftConfig(window_rows=ROWS, preference_rate=0.06, lifetime=8.0, popularity_decay=2.0)
+_CONFIG = DriftConfig(window_rows=ROWS * SHARE, preference_rate=0.06, lifetime=8.0, popularity_decay=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +93,8 @@ class StreamDemo:
         folder: where all of it lies.
         windows: names of those that were streamed.
         ne: by curve and window: streamed, frozen, best reachable.
-        auc: of students on the last window, by what taught them.
+        auc: mean over the windows behind the first, each before it was trained, by model.
+        better_in: windows in which the student with the teacher was better than alone, and how many there are.
         transfer: gain of the student over the gain of its teacher; NaN where the teacher is no better.
         versions: of the published folder.
         asked: requests, in order.
@@ -100,6 +108,7 @@ class StreamDemo:
     windows: list[str] = field(default_factory=list)
     ne: dict[str, list[float]] = field(default_factory=dict)
     auc: dict[str, float] = field(default_factory=dict)
+    better_in: tuple[int, int] = (0, 0)
     transfer: float = math.nan
     versions: tuple[Publication, ...] = ()
     asked: list[Asked] = field(default_factory=list)
@@ -120,6 +129,7 @@ class StreamDemo:
         auc = ", ".join(f"{name} {value:.4f}" for name, value in self.auc.items())
         if math.isfinite(self.transfer):
             auc += f"; transfer ratio {self.transfer:.2f}"
+        auc += f"; with the teacher better in {self.better_in[0]} of {self.better_in[1]} windows"
         below = sum(one < other for one, other in zip(self.ne["streamed"], self.ne["frozen"], strict=True))
         kib = 1 << 10
         bytes_of = {
@@ -133,7 +143,7 @@ class StreamDemo:
                 + f"; streamed below frozen in {below} of {len(self.windows)} windows",
                 str(self.plots[0]),
             ),
-            ("AUC of the last window, batch", auc, str(self.folder / "student")),
+            ("AUC of windows, higher is better", auc, str(self.folder / "alone/report.html")),
             (
                 "versions published",
                 f"{len(deltas)} as deltas of {bytes_of['delta']:,.0f} KiB, {len(whole)} whole "
@@ -170,22 +180,32 @@ def run_stream_demo(folder: Path, *, progress: Progress) -> StreamDemo:
         DataError: stream or server ended, or a version did not come; with what they said.
     """
     folder = folder.absolute()
-    for name in ("incoming", "live", "stream", "frozen", "teacher", "big", "student", "plain"):
+    for name in ("incoming", "rows", "live", "stream", "frozen", "teacher", "big", "alone"):
         shutil.rmtree(folder / name, ignore_errors=True)
     found = StreamDemo(folder=folder)
-    progress.say(f"{NUM_WINDOWS} windows of {ROWS:,} rows, whose preferences move and whose ids come and go")
+    progress.say(f"{NUM_WINDOWS} windows of {ROWS * SHARE:,} rows, whose preferences move and whose ids come and go")
     drifting = write_drifting(_CONFIG, folder=folder / "drifting", windows=NUM_WINDOWS, progress=progress)
-    files = sorted((drifting.folder / WINDOWS).glob("*.parquet"))[:NUM_WINDOWS]
+    everything = sorted((drifting.folder / WINDOWS).glob("*.parquet"))[:NUM_WINDOWS]
+    files = _sampled(everything, folder=folder / "rows")
     schema = drifting.folder / SCHEMA
     config = _config(files, schema=schema)
     begin = files[HISTORY].stem
     progress.say(f"\nthe frozen control: {HISTORY} windows are trained, and all later ones scored by that model")
-    stream = StreamConfig(by="day", begin=begin, growing=int(GROWING), frozen=True)
-    stream_run(config, folder=folder / "frozen", stream=stream, progress=progress)
-    _students(found, files, config=config, progress=progress)
-    progress.say("\nthe stream, published, and a server that follows it; files come one after the other")
+    stream = StreamConfig(by="day", begin=begin, growing=int(GROWING))
+    stream_run(config, folder=folder / "frozen", stream=replace(stream, frozen=True), progress=progress)
+    progress.say("\na student alone: each window is scored, and then trained")
+    stream_run(config, folder=folder / "alone", stream=stream, progress=progress)
+    progress.say(
+        f"\na teacher twice as wide that streams over {SHARE} times as many rows; what it says of the student's rows "
+        f"is logged {REFRESHED} windows ahead"
+    )
+    _teach(found, everything, files, config=config)
+    progress.say(
+        "\nthe student with its teacher, published, and a server that follows it; files come one after the other"
+    )
     _live(found, files, schema=schema, begin=begin, progress=progress)
     _curves(found, truth=drifting.truth)
+    _compare(found)
     found.plots = (_draw_ne(found, folder / "ne.svg"), _draw_versions(found, folder / "versions.svg"))
     return found
 
@@ -195,38 +215,58 @@ def _config(files: Sequence[Path], *, schema: Path) -> RunConfig:
         embedding_dim=8, bottom=zg.MLPConfig(hidden_dims=(32,)), top=zg.MLPConfig(hidden_dims=(64, 32))
     )
     run = zg.table_run(model, read_schema(schema))
-    split = SplitConfig(by=SplitBy.TIME, valid_fraction=0.1, test_fraction=0.0)
-    loader = replace(run.training.loader, batch_size=256)
-    training = replace(run.training, epochs=1, threads=1, loader=loader)
-    data = replace(run.data, train=tuple(map(str, files)), split=split)
+    loader = replace(run.training.loader, batch_size=BATCH)
+    training = replace(run.training, epochs=1, threads=1, loader=loader, table_learning_rate=TABLE_RATE)
+    data = replace(run.data, train=tuple(map(str, files)))
     return replace(run, data=data, training=training)
 
 
-# -------------------------------------------------------------------------------------------------- teacher, students
+# --------------------------------------------------------------------------------------------------- teacher, student
 
 
-def _students(found: StreamDemo, files: Sequence[Path], *, config: RunConfig, progress: Progress) -> None:
-    """Train a larger model in batch, log what it says, and train students with and without it."""
-    folder = found.folder
-    progress.say(
-        f"\na teacher of {TAUGHT_FROM} windows, four times as wide, and a student that learns from what it says"
-    )
+def _sampled(files: Sequence[Path], *, folder: Path) -> list[Path]:
+    """Write the student's share of the rows of each window."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Path] = []
+    for file in files:
+        frame = pl.read_parquet(file).gather_every(SHARE)
+        frame.write_parquet(folder / file.name)
+        found.append(folder / file.name)
+    return found
+
+
+def _teach(found: StreamDemo, everything: Sequence[Path], files: Sequence[Path], *, config: RunConfig) -> None:
+    """Stream a larger model over all rows, and log what it says of the student's rows before it has seen their time."""
     big = zg.DLRMConfig(
-        embedding_dim=32, bottom=zg.MLPConfig(hidden_dims=(128,)), top=zg.MLPConfig(hidden_dims=(256, 128))
+        embedding_dim=16, bottom=zg.MLPConfig(hidden_dims=(64,)), top=zg.MLPConfig(hidden_dims=(128, 64))
     )
-    before = replace(config, model=big, data=replace(config.data, train=tuple(map(str, files[:TAUGHT_FROM]))))
-    before = replace(before, training=replace(before.training, epochs=2))
-    train_run(before, folder=folder / "big", progress=progress)
-    teacher = load_run(folder / "big")
-    later = files[TAUGHT_FROM:-1]
-    log_teacher(teacher, [str(each) for each in later], out=folder / "teacher", progress=progress)
-    small = replace(config, data=replace(config.data, train=tuple(map(str, later))))
-    train_run(small, folder=folder / "plain", progress=progress)
-    taught = replace(small, distil=DistilConfig(head=DistilHead.AUX_HEAD))
-    train_run(with_teacher(taught, folder / "teacher"), folder=folder / "student", progress=progress)
-    for name, run in (("teacher", "big"), ("student alone", "plain"), ("student with the teacher", "student")):
-        metrics = load_run(folder / run).evaluate(str(files[-1])).metrics
-        found.auc[name] = metrics["auc"]
+    stream = StreamConfig(by="day", begin=files[HISTORY].stem, growing=int(GROWING))
+    folder = found.folder / "big"
+    for end in [*range(HISTORY, len(files), REFRESHED), len(files)]:
+        known = tuple(map(str, everything[:end]))
+        teacher = replace(config, model=big, data=replace(config.data, train=known))
+        stream_run(teacher, folder=folder, stream=stream)
+        new = [str(each) for each in files[end : end + REFRESHED]]
+        if new:
+            # All that it has seen is of days before those that it is asked about.
+            watermark = f"{files[end - 1].stem}T23:59:59"
+            log_teacher(load_run(folder), new, out=found.folder / "teacher", watermark=watermark)
+
+
+def _compare(found: StreamDemo) -> None:
+    """Take over the AUC of all windows, each before it was trained, of the student with and without its teacher."""
+    runs = {"teacher": "big", "student alone": "alone", "student with the teacher": "stream"}
+    by_window = {
+        name: {each.name: each.metrics.get("auc") for each in read_windows(found.folder / run / "windows.jsonl")}
+        for name, run in runs.items()
+    }
+    # The first window is scored before anything was learned from the teacher.
+    shared = [each for each in found.windows[1:] if all(values.get(each) for values in by_window.values())]
+    for name, values in by_window.items():
+        found.auc[name] = statistics.fmean(values[each] or math.nan for each in shared)
+    alone = by_window["student alone"]
+    taught = by_window["student with the teacher"]
+    found.better_in = sum((taught[each] or 0) > (alone[each] or 0) for each in shared), len(shared)
     gain = found.auc["teacher"] - found.auc["student alone"]
     if gain > 0:
         found.transfer = (found.auc["student with the teacher"] - found.auc["student alone"]) / gain
@@ -301,7 +341,9 @@ def _live(found: StreamDemo, files: Sequence[Path], *, schema: Path, begin: str,
         *("--from", begin, "--growing", GROWING, "--follow", "--out", str(folder / "stream")),
         *("--publish", str(live), "--publish-keep", str(2 * NUM_WINDOWS), "--server", _socket(folder)),
         *("--dim", "8", "--model.bottom.hidden-dims", "32", "--model.top.hidden-dims", "64,32"),
-        *("--batch-size", "256", "--threads", "1"),
+        # Of so few rows a recipe would take another one, whose rate is another.
+        *("--model.embedding.optimizer", "rowwise_adagrad", "--model.embedding.weight-decay", "0"),
+        *("--batch-size", str(BATCH), "--table-lr", str(TABLE_RATE), "--threads", "1"),
         *("--teacher", str(folder / "teacher"), "--distil", "aux-head"),
     ]
     with _running(stream, log=folder / "stream.log") as said:
@@ -430,7 +472,7 @@ def _wait(true: object, *, what: str, said: _Said) -> None:
 
 
 def _curves(found: StreamDemo, *, truth: pl.DataFrame) -> None:
-    """NE by window of the stream, of the frozen control, and the best that any model could reach."""
+    """Take over NE by window of the stream, of the frozen control, and the best that any model could reach."""
     streamed = {each.name: each.metrics.get("ne") for each in read_windows(found.folder / "stream/windows.jsonl")}
     frozen = {each.name: each.metrics.get("ne") for each in read_windows(found.folder / "frozen/windows.jsonl")}
     (column,) = [name for name in truth.columns if name.endswith(" best ne")]
@@ -446,13 +488,16 @@ def _draw_ne(found: StreamDemo, path: Path) -> Path:
     for (label, values), (color, style) in zip(found.ne.items(), styles, strict=True):
         axes.plot(range(len(values)), values, color=color, linestyle=style, lw=1.4, label=label)
     axes.set_xticks(range(len(found.windows)), [name[5:] for name in found.windows], fontsize=8)
+    axes.set_xlabel("window (month-day)", fontsize=8)
     axes.legend(frameon=False, fontsize=8)
     write_figure(figure, path)
     return path
 
 
 def _draw_versions(found: StreamDemo, path: Path) -> Path:
-    figure, axes = plain_axes("Version that answers, by seconds since the first request")
+    figure, axes = plain_axes("Version that answers; down and up again: the roll back")
+    axes.set_ylabel("number of the version", fontsize=8)
+    axes.set_xlabel("seconds since the first request", fontsize=8)
     number = {each.version: each.number for each in found.versions}
     start = found.asked[0].at
     answered = [each for each in found.asked if each.version in number]

@@ -74,7 +74,7 @@ def curl(path: str, *, host: str, body: str) -> str:
 
 
 def _with_golden_values(info: Info) -> Info:
-    """Return the facts of an export without a catalogue with values of the columns of users, by which few are chosen."""
+    """Return the facts of an export without a catalogue with a value for each column, by which few are chosen."""
     if any(column.example is not None for column in (*info.user_columns, *info.item_columns)):
         return info
     values = example_ranking(info)["user"]

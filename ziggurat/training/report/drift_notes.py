@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 from ziggurat.data.streams.stability import ALARM
+from ziggurat.training.metrics.metric import shown_name
 from ziggurat.training.records.windows import WindowRecord
 
 _MAX_NAMES = 6
@@ -66,7 +67,7 @@ def alarm_notes(records: Sequence[WindowRecord]) -> list[str]:
             if test.drift_detected:
                 alarms.append(record.name)
         said = f"rose for good in {_few(alarms)}" if alarms else "never rose for good"
-        notes.append(f"{metric}: {said} (Page-Hinkley test over windows, by river)")
+        notes.append(f"{shown_name(metric)}: {said} (Page-Hinkley test over windows, by river)")
     return notes
 
 

@@ -29,6 +29,7 @@ from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
 from ziggurat.training import metrics
+from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import best_of
@@ -187,7 +188,7 @@ def write_report(folder: str | Path, *, damage: str = "", beside: str | Path | N
 def _head(run: RunFolder, records: list[LogRecord], *, best: int) -> str:
     """Say when a run was written and how far it was trained, or of which run its products were packed."""
     if not run.products.exists():
-        return f"{_date(run)} · {_summary(records, best=best)}"
+        return f"{_date(run)} · {_summary(records, best=best, steps=_steps(run, records))}"
     packed: _PackedRecord = PRODUCTS.read(run.products)
     source = packed.get("source", {})
     text = f"dense products packed in {packed.get('format_of_weights', 'few bits')}"
@@ -268,8 +269,15 @@ def _date(run: RunFolder) -> str:
     return datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _summary(records: list[LogRecord], *, best: int) -> str:
-    steps = max((record["step"] for record in records), default=0)
+def _steps(run: RunFolder, records: list[LogRecord]) -> int:
+    """Return the steps that were made: those of a stream stand in its checkpoint, as few of them are logged."""
+    logged = max((record["step"] for record in records), default=0)
+    if not run.is_stream():
+        return logged
+    return max([logged, *complete_steps(run.checkpoints)])
+
+
+def _summary(records: list[LogRecord], *, best: int, steps: int) -> str:
     skipped = sum(record["kind"] == "skipped" for record in records)
     text = f"{steps:,} steps" + (f", best at step {best:,}" if best else "")
     text += f", {skipped} skipped because of NaN or infinity" if skipped else ""

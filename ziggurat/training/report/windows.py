@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from ziggurat.data.streams.stability import ALARM
 from ziggurat.training.metrics.metric import gain_over, shown_name
 from ziggurat.training.records.windows import TaughtRows, WindowRecord
 from ziggurat.training.report.drift_notes import alarm_notes, shift_notes
-from ziggurat.training.report.plots import INK, SECOND, axis_limits, plain_axes
+from ziggurat.training.report.plots import BEST, INK, SECOND, axis_limits, plain_axes
 
 _PLOTTED = ("auc", "ne", "log_loss", "calibration", "rmse", "mae", "r2")
+# What a metric is measured in, and the value of a score that is right.
+_UNITS = {"calibration": ("mean score / mean label", 1.0), "ne": ("NE, lower is better", 1.0)}
 _MAX_SHIFTS = 6  # features whose stability is drawn: those that moved most
 _MAX_NAMES = 8  # of windows, below a plot
+_MAX_IN_PLOT = 3  # curves whose legend leaves room beside them
+_COLOURS = (INK, SECOND, BEST, "#7b4fa3", "#b03a5b", "#8a7a1f", "#2b8c9e", "#5b6572")
 
 
 def plotted_metrics(records: Sequence[WindowRecord]) -> list[str]:
@@ -48,11 +53,19 @@ def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowR
         if any(record.averaged for record in scored):
             averaged = [record.averaged.get(metric) for record in scored]
             curves["average of weights"] = [math.nan if value is None else value for value in averaged]
-        figures.append(_figure(names, curves, title=f"{shown_name(metric)} of each window, before it is trained"))
-    features = dict.fromkeys(name for record in scored for name in record.unknown)
+        name = shown_name(metric)
+        plain = metric.partition("/")[0]
+        unit, right = _UNITS.get(plain, (shown_name(plain), None))
+        title = f"{name} of each window, before it is trained"
+        figures.append(_figure(names, curves, title=title, unit=unit, line=right))
+    most_unknown = {
+        name: max(record.unknown.get(name, 0.0) for record in scored) for record in scored for name in record.unknown
+    }
+    features = sorted(most_unknown, key=lambda name: -most_unknown[name])[:_MAX_SHIFTS]
     if features:
-        unknown = {name: [record.unknown.get(name, 0.0) for record in scored] for name in features}
-        figures.append(_figure(names, unknown, title="Share of samples whose id has no row"))
+        unknown = {name: [100 * record.unknown.get(name, 0.0) for record in scored] for name in features}
+        title = "Samples with an id without a row" + _of_most(features, most_unknown)
+        figures.append(_figure(names, unknown, title=title, unit="% of samples"))
     for shifts, against in (
         ({record.name: record.shift for record in scored}, "the history"),
         ({record.name: record.shift_before for record in scored}, "the window before"),
@@ -61,8 +74,13 @@ def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowR
         shown = sorted(most, key=lambda name: -most[name])[:_MAX_SHIFTS]
         if shown:
             curves = {name: [shifts[window].get(name, math.nan) for window in names] for name in shown}
-            figures.append(_figure(names, curves, title=f"Population stability against {against}"))
+            title = f"Shift of values since {against}" + _of_most(shown, most)
+            figures.append(_figure(names, curves, title=title, unit="population stability index", line=ALARM))
     return figures + _taught_figures(records)
+
+
+def _of_most(shown: Sequence[str], found: Mapping[str, float]) -> str:
+    return f", {len(shown)} largest" if len(shown) < len(found) else ""
 
 
 def _taught_figures(records: Sequence[WindowRecord]) -> list[Figure]:
@@ -77,15 +95,43 @@ def _taught_figures(records: Sequence[WindowRecord]) -> list[Figure]:
     for teacher in teachers:
         taught = [record.teachers.get(teacher, TaughtRows(share=0.0)) for record in records]
         is_calendar = is_calendar and all(each.is_calendar for each in taught)
-        shares[teacher] = [each.share for each in taught]
+        shares[teacher] = [100 * each.share for each in taught]
         ages[teacher] = [math.nan if each.age is None else each.age for each in taught]
     unit = 86_400.0 if is_calendar else 1.0
     ages = {teacher: [age / unit for age in values] for teacher, values in ages.items()}
-    what = "in days" if is_calendar else "in units of the time column"
-    return [
-        _figure(names, shares, title="Share of rows that a teacher has scored"),
-        _figure(names, ages, title=f"Age of what a teacher said, median of rows, {what}"),
-    ]
+    figures = [_figure(names, shares, title="Rows that a teacher has scored", unit="% of rows")]
+    if any(math.isfinite(age) for values in ages.values() for age in values):
+        title = "Age of a teacher's scores, median of rows"
+        unit = "days" if is_calendar else "units of the time column"
+        figures.append(_figure(names, ages, title=title, unit=unit))
+    return figures
+
+
+def taught_notes(records: Sequence[WindowRecord]) -> list[str]:
+    """Say of each teacher which share of the rows that were trained it had scored, and how old that was.
+
+    Args:
+        records: of the windows.
+    """
+    notes: list[str] = []
+    for teacher in dict.fromkeys(name for record in records for name in record.teachers):
+        trained = [record for record in records if record.is_trained and record.rows]
+        taught = [record.teachers.get(teacher, TaughtRows(share=0.0)) for record in trained]
+        num_rows = sum(record.rows for record in trained)
+        num_taught = sum(record.rows * each.share for record, each in zip(trained, taught, strict=True))
+        without = sum(not each.share for each in taught)
+        versions = dict.fromkeys(version for each in taught for version in each.versions)
+        text = f"Teacher {teacher} had scored {num_taught / max(num_rows, 1):.1%} of {num_rows:,} rows"
+        text += f", by {len(versions):,} version{'s' if len(versions) != 1 else ''}" if versions else ""
+        text += f", and none in {without:,} of {len(taught):,} windows" if without else ""
+        known = [each for each in taught if each.age is not None]
+        if known:
+            oldest = max(known, key=lambda each: each.age or 0.0)
+            newest = min(known, key=lambda each: each.age or 0.0)
+            text += f". What it said was {newest.age_text()} in the window where it was newest"
+            text += f", and {oldest.age_text()} where it was oldest (medians of rows)"
+        notes.append(f"{text}. Rows without a score were learned from their labels alone.")
+    return notes
 
 
 def wins(records: Sequence[WindowRecord], *, control: Sequence[WindowRecord], metric: str) -> tuple[int, int]:
@@ -115,7 +161,14 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     rows = "".join(_row(record, metrics=metrics, beside=beside) + _taught_cell(record) for record in records)
     is_taught = any(record.teachers for record in records)
     late = sum(record.late for record in records)
-    notes = [f"{late:,} rows came late: they were scored and trained with the window that they came in"] if late else []
+    bad = sum(record.bad for record in records)
+    notes = (
+        [f"{late:,} rows came late: they were scored and trained with the window that they came in."] if late else []
+    )
+    notes += [f"{bad:,} rows were put aside as bad rows, below stream/ in the folder of the run."] if bad else []
+    if not all(record.is_trained for record in records):
+        notes.append("The control: the first window alone was trained, and all others were scored by that model.")
+    notes += taught_notes(records)
     if any(record.trained for record in records):
         states = {state: sum(record.trained.get(state, 0) for record in records) for state in records[0].trained}
         shown = ", ".join(f"{count:,} {state}" for state, count in states.items() if count) or "none"
@@ -137,7 +190,9 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     notes += [*shift_notes(records), *alarm_notes(records)]
     about = (
         "Every window was scored by the weights as they stood, before a row of it was trained. "
-        "NE: log loss over that of always saying the window's own share of positives; 1 is no better than that."
+        "NE: log loss over that of always saying the window's own share of positives; 1 is no better than that. "
+        "Calibration: mean score over mean label; 1 is right. Population stability index: how far the shares of values "
+        f"are from those before; above {ALARM:g} (dashed) values have shifted."
     )
     table = (
         f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{head}<th>ids without a row"
@@ -165,8 +220,11 @@ def _taught_cell(record: WindowRecord) -> str:
     """Write what teachers said of a window; nothing where it has none, which no window of a stream has or all have."""
     if not record.teachers:
         return ""
-    told = [f"{name} {each.share:.1%} {each.age_text()}".strip() for name, each in record.teachers.items()]
-    return f"<td>{html.escape(', '.join(told))}"
+    told = [
+        f"{name} {each.share:.1%}" + (f", {each.age_text()}" if each.share else "")
+        for name, each in record.teachers.items()
+    ]
+    return f"<td>{html.escape('; '.join(told))}"
 
 
 def _value(record: WindowRecord, metric: str) -> float:
@@ -174,11 +232,22 @@ def _value(record: WindowRecord, metric: str) -> float:
     return math.nan if value is None else value
 
 
-def _figure(names: Sequence[str], curves: dict[str, list[float]], *, title: str) -> Figure:
+def _figure(
+    names: Sequence[str], curves: dict[str, list[float]], *, title: str, unit: str, line: float | None = None
+) -> Figure:
+    """Draw curves over windows.
+
+    Args:
+        names: of the windows.
+        curves: a value for each window, by the name of the curve.
+        title: of the plot.
+        unit: of the values.
+        line: a value that others are judged by, which is drawn where it is in sight.
+    """
     figure, axes = plain_axes(title)
     places = range(len(names))
     for index, (label, values) in enumerate(curves.items()):
-        colour = (INK, SECOND)[index] if index < 2 else None
+        colour = _COLOURS[index % len(_COLOURS)]
         marker = "o" if len(names) <= 40 else ""
         axes.plot(places, values, color=colour, lw=1.4, marker=marker, ms=3, label=label)
     finite = [value for values in curves.values() for value in values if math.isfinite(value)]
@@ -188,6 +257,14 @@ def _figure(names: Sequence[str], curves: dict[str, list[float]], *, title: str)
     step = max(1, -(-len(names) // _MAX_NAMES))
     axes.set_xticks(list(places)[::step], list(names)[::step], fontsize=8, rotation=20, ha="right")
     axes.ticklabel_format(axis="y", useOffset=False, style="plain")
-    if len(curves) > 1:
+    axes.set_ylabel(unit, fontsize=8)
+    axes.set_xlabel("window", fontsize=8)
+    low, high = axes.get_ylim()
+    if line is not None and low <= line <= high:
+        axes.axhline(line, color="#9aa5b1", lw=1, ls="--", label=f"{line:g}" if len(curves) > 1 else None)
+    if len(curves) > _MAX_IN_PLOT:
+        # Beside the plot: it would lie over the curves.
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif len(curves) > 1:
         axes.legend(frameon=False, fontsize=8)
     return figure
