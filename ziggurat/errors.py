@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import itertools
 import signal
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,6 +185,57 @@ def refusing_exits() -> Iterator[None]:
         )
         refused.left_job = getattr(error, "left_job", False)
         raise refused from error
+
+
+_SHOWN_FRAMES = 4
+_OF_OTHERS = ("site-packages", "dist-packages")  # folders of installed packages
+
+
+def frames_of_user(error: BaseException) -> list[str]:
+    """Return the lines of code of a user's through which an exception passed after ours called it, the outermost first.
+
+    Args:
+        error: as it was raised.
+    """
+    installed = Path(sysconfig.get_path("stdlib"))
+    found: list[str] = []
+    is_called = False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        filename = frame.f_code.co_filename
+        path = Path(filename)
+        if is_of_package(filename):
+            is_called = True
+        elif is_called and not (
+            filename.startswith("<") or path.is_relative_to(installed) or any(part in path.parts for part in _OF_OTHERS)
+        ):
+            found.append(f"{filename}:{line} in {frame.f_code.co_name}")
+    return found
+
+
+def of_user_code(error: Exception) -> ZigguratError | None:
+    """Return an error that code of a user's has raised in four parts, with the lines of that code; None of ours.
+
+    A model, a loss, a metric or an extension that fails would else be explained by a page of frames of the package,
+    which say nothing to whoever wrote it.
+
+    Args:
+        error: that a verb ended with.
+    """
+    frames = frames_of_user(error)
+    # Where memory is short, the line that asked for the last of it says little.
+    if not frames or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return None
+    return ConfigError(
+        expected="code that comes back: of a model, a loss, a metric or an extension",
+        found=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        # The innermost ones: there it failed.
+        where=", ".join(frames[-_SHOWN_FRAMES:]),
+        ways_out=(
+            "correct it there",
+            "try it on a few rows: ziggurat.testing.batches has random_batch and small_inputs",
+            "see all frames, those of the package too: --verbose",
+        ),
+    )
 
 
 def is_of_package(filename: str) -> bool:

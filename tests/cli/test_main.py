@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+import ziggurat
 from ziggurat.cli.main import OWN_VERBS, _split_settings, build_parser, main
 from ziggurat.cli.settings import arguments_of, described, settings_given
 from ziggurat.cli.verbs import RECIPES, any_schema
@@ -443,3 +445,68 @@ def test_code_of_a_verb_that_ends_the_program_does_not_look_like_a_verb_that_is_
 
 def test_a_benchmark_ends_with_its_own_status() -> None:
     assert main(["bench", "no_such_benchmark"]) == 1
+
+
+BROKEN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from examples.extensions.matrix_factorisation import MatrixFactorisation, MatrixFactorisationConfig
+
+class Broken(MatrixFactorisation):
+    def loss(self, outputs, batch):
+        return divided(0)
+
+def divided(number):
+    return 1 / number
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenConfig(MatrixFactorisationConfig):
+    kind: str = "broken"
+    def build(self, inputs, *, embeddings, towers):
+        return Broken(self, inputs=inputs, embeddings=embeddings)
+"""
+
+
+def test_an_error_of_a_users_loss_shows_the_users_lines_and_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_loss.py").write_text(BROKEN)
+    rows = range(400)
+    columns = {"who": [row % 7 for row in rows], "what": [row % 5 for row in rows], "click": [row % 2 for row in rows]}
+    pl.DataFrame(columns).write_parquet("likes.parquet")
+    schema = ziggurat.Schema(
+        features=(ziggurat.Categorical(name="who"), ziggurat.Categorical(name="what")),
+        labels=(ziggurat.Label(name="click"),),
+    )
+    ziggurat.write_schema(schema, "my.toml")
+    command = ["train", "table_dlrm", "--model", "broken_loss:BrokenConfig", "--data.train", "likes.parquet"]
+    command += ["--schema", "my.toml", "--model.user", "who", "--model.item", "what", "--threads", "1"]
+    assert main([*command, "--out", "first"]) == 2
+    said = capsys.readouterr().err
+    error = said[said.index("ConfigError\n") :]
+    assert "found:    ZeroDivisionError: division by zero" in error
+    assert f"where:    {tmp_path}/broken_loss.py:8 in loss, {tmp_path}/broken_loss.py:11 in divided" in error
+    assert "ziggurat/training" not in error
+    assert "Traceback" not in error
+    # Whoever looks for a mistake of the package's sees all of it.
+    assert main([*command, "--out", "second", "--verbose"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said
+    assert "ziggurat/training" in said
+
+
+def test_an_error_of_the_package_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ziggurat.errors import nearest_names
+
+    def fails(options: object, rest: object) -> int:
+        nearest_names("a", None)  # type: ignore[arg-type]
+        return 0
+
+    others = (verb for verb in OWN_VERBS if verb.name != "recipes")
+    monkeypatch.setattr("ziggurat.cli.main.OWN_VERBS", (*others, dataclasses.replace(RECIPES, run=fails)))
+    monkeypatch.setattr("ziggurat.errors._PACKAGE", Path(__file__).parents[2])  # this file counts as ours
+    with pytest.raises(TypeError):
+        main(["recipes"])

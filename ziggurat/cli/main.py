@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from ziggurat import __version__
@@ -32,7 +33,7 @@ from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.cli.verbs import BENCH, DEMO, DOCTOR, RECIPES, REPORT, TRAIN, VERIFY, to_go_on
 from ziggurat.commands import take_extensions, with_extensions
-from ziggurat.errors import FileError, SchemaError, ZigguratError, refusing_exits
+from ziggurat.errors import FileError, SchemaError, ZigguratError, of_user_code, refusing_exits
 from ziggurat.files.streams import say
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
@@ -151,9 +152,12 @@ def _run(verb: Verb, options: argparse.Namespace, rest: list[str], *, interrupts
         raise
     except (KeyboardInterrupt, Exception) as error:
         if isinstance(error, Exception) and not interrupts.was_just_pressed:
-            in_four_parts = getattr(error, "in_four_parts", None)  # of code of the user's: no lines of ours explain it
+            # Of code of the user's: no lines of ours explain it.
+            in_four_parts = getattr(error, "in_four_parts", None) or of_user_code(error)
             if not isinstance(in_four_parts, ZigguratError):
                 raise
+            if getattr(options, "verbose", False):
+                say("".join(traceback.format_exception(error)))
             in_four_parts.left_job = getattr(error, "left_job", False)
             raise in_four_parts from error
         if verb is not TRAIN:

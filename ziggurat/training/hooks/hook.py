@@ -27,11 +27,10 @@ process and may see several runs one after another: `on_start` begins anew.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ziggurat.errors import ConfigError, ZigguratError, comes_of_signal, is_of_package, nearest_names
+from ziggurat.errors import ConfigError, ZigguratError, comes_of_signal, frames_of_user, nearest_names
 from ziggurat.specification import Specification
 
 if TYPE_CHECKING:
@@ -302,8 +301,7 @@ class Hooks:
         if isinstance(error, ZigguratError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return  # they say more than which line of the hook it was
         # Frames of ours say nothing to whoever wrote the hook.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_package(frame.filename)]
-        lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[:_MAX_FRAMES]]
+        lines = frames_of_user(error)[:_MAX_FRAMES]
         error.in_four_parts = ConfigError(  # pyright: ignore[reportAttributeAccessIssue]
             expected="a hook that comes back from every moment of a run",
             found=f"{type(error).__name__}: {error}",
