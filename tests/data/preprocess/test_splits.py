@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ziggurat.data.preprocess import splits
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig, Splitter, fit_splitter
-from ziggurat.data.preprocess.values.times import kind_of_times
+from ziggurat.data.preprocess.values.times import is_date_column, kind_of_times, readable_times
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, DataError, SchemaError
@@ -315,3 +315,17 @@ def test_a_later_chunk_may_show_what_stands_first():
 def test_one_number_among_dates_is_a_bad_row():
     with pytest.raises(DataError, match=r"a date like(?s:.*)raw\.csv, row 1"):
         by_time(["2024-03-01", "12", "2024-03-02", "2024-03-03"])
+
+
+@pytest.mark.parametrize("mark", [",", ".", "'", " ", "_"])
+def test_times_with_marks_between_thousands_are_numbers(mark: str) -> None:
+    """With two marks or more they can be read in one way alone, so no setting has to say it."""
+    seconds = [1_700_000_000 + 300 * row for row in range(200)]
+    texts = [f"{second:,}".replace(",", mark) for second in seconds]
+    series = pl.Series("at", [*texts, "1,700", "1,70,000", "x", None])
+    assert is_date_column(series) is False
+    found = readable_times(series, order=DateOrder.AUTO)
+    assert found[:200].tolist() == seconds
+    assert np.isnan(found[200:]).all(), "one mark may be that of decimals"
+    plain = pl.Series("at", ["12", " 3.5 ", "1e3"])
+    assert readable_times(plain, order=DateOrder.AUTO).tolist() == [12.0, 3.5, 1000.0]

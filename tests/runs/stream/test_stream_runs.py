@@ -598,7 +598,7 @@ def test_settings_of_what_the_schema_does_not_have_are_refused(file: Path, tmp_p
     hashed = dataclasses.replace(
         SCHEMA,
         tables=tuple(
-            zg.Table(name=name, encoding=Encoding.HASH, num_rows=50)
+            zg.Table(name=name, encoding=Encoding.HASHING, num_rows=50)
             for name in dict.fromkeys(filter(None, map(table_of, SCHEMA.features)))
         ),
     )

@@ -23,6 +23,8 @@ from ziggurat.ops.written_decimals import as_float64
 A_DATE = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00 in the time column"
 _ORDERS = (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)
 _MAX_WAITING = 1 << 22  # rows in which a date must show what stands first
+_MARKS = (",", r"\.", "'", "’", "_", " ", "\u00a0", "\u202f")  # between thousands
+_GROUPED = "^(?:" + "|".join(rf"[0-9]{{1,3}}(?:{mark}[0-9]{{3}}){{2,}}" for mark in _MARKS) + ")$"
 
 
 def time_keys(
@@ -238,9 +240,17 @@ def kind_of_times(series: pl.Series, *, file: str = "") -> bool | None:
 
 
 def _numbers(series: pl.Series) -> pl.Series:
-    if series.dtype == pl.String:
-        return series.str.strip_chars().cast(pl.Float64, strict=False)
-    return as_float64(series)
+    if series.dtype != pl.String:
+        return as_float64(series)
+    text = series.str.strip_chars()
+    numbers = text.cast(pl.Float64, strict=False)
+    if numbers.null_count() == text.null_count():
+        return numbers
+    # A mark that comes twice stands between thousands: 1,700,000,000 can be read in one way alone, whatever settings
+    # say of other columns, and times since 1970 have three such marks.
+    grouped = text.str.contains(_GROUPED).fill_null(False)
+    plain = text.str.replace_all(r"[^0-9]", "").cast(pl.Float64, strict=False)
+    return pl.select(pl.when(grouped).then(plain).otherwise(numbers)).to_series()
 
 
 def _dates(series: pl.Series, order: DateOrder) -> pl.Series:
