@@ -189,7 +189,8 @@ def truth_figure(truth: pl.DataFrame) -> Figure:
         if column.endswith(" best ne"):
             label = column.removesuffix(" best ne")
             axes.plot(places, truth[column].to_list(), color=INK, lw=1.4, label=f"best NE of {label}")
-            axes.plot(places, truth[f"{label} rate"].to_list(), color=SECOND, lw=1.4, label=f"share of positives of {label}")
+            share = truth[f"{label} rate"].to_list()
+            axes.plot(places, share, color=SECOND, lw=1.4, label=f"share of positives of {label}")
     new = [column for column in truth.columns if column.startswith("new ")]
     if new:
         mean = truth.select(pl.mean_horizontal(new)).to_series().to_list()
