@@ -79,6 +79,8 @@ def check(rank: int, plan_json: str, case: dict) -> None:
         tolerance=Tolerance(fields=case.get("fields", 0.0)),
         num_parts=case.get("num_parts", 1),
         ranks_per_host=case.get("ranks_per_host", 0),
+        hosts=case.get("hosts", ()),
+        order=case.get("order", ()),
     )
 
 
@@ -137,6 +139,13 @@ def test_other_optimizers_equal_one_device_with_cut_tables(optimizer: str):
 @pytest.mark.parametrize("dense", ["fsdp", "hsdp"])
 def test_sharded_dense_networks_equal_one_device(dense: str):
     run(4, placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_modules=True, dense=dense, fields=1e-6)
+
+
+@pytest.mark.parametrize("dense", ["ddp", "fsdp", "hsdp"])
+def test_an_order_of_ranks_changes_no_number(dense: str):
+    """Ranks 0 and 3 share a host that the launcher does not know of, and the ring goes 0, 3, 2, 1."""
+    places = {"hosts": (0, 1, 1, 0), "order": (0, 3, 2, 1)}
+    run(4, placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_modules=True, dense=dense, fields=1e-6, **places)
 
 
 @pytest.mark.parametrize(("num_parts", "tower_size", "dense"), [(2, 2, "ddp"), (3, 1, "ddp"), (2, 2, "fsdp")])

@@ -34,7 +34,7 @@ from ziggurat.models.blocks.batch_norm import BatchNorm
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.exchange.hierarchical import Hierarchy, ReductionRoute, why_flat
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.process_groups import let_gloo_speak_first, time_limit_s
+from ziggurat.parallel.process_groups import let_gloo_speak_first, make_group, time_limit_s
 from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
 from ziggurat.parallel.topology import Axis, Lane, RankGroup, Topology
 
@@ -224,7 +224,7 @@ def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMe
         grid = [list(ranks) for ranks in topology.host_grid]
         names = ("replicate", "shard")
     else:
-        grid = list(range(topology.world_size))
+        grid = list(topology.order)
         names = ("shard",)
     world = dist.group.WORLD
     if getattr(_meshes, "world", None) is not world:
@@ -235,13 +235,30 @@ def _mesh(how: DenseParallelism, topology: Topology, *, device: str) -> DeviceMe
     # The grid says kind and ranks in one: a list of ranks is FSDP's, a list of lists HSDP's.
     key = (device, str(grid))
     if key not in made:
-        made[key] = DeviceMesh(device, torch.tensor(grid), mesh_dim_names=names)
+        made[key] = _mesh_of(torch.tensor(grid), names=names, device=device)
     # Its public name, from torch 2.14 on; before, there was the private one alone.
     set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
     for group in made[key].get_all_groups():
         set_timeout(timedelta(seconds=time_limit_s()), group)
         let_gloo_speak_first(group)
     return made[key]
+
+
+def _mesh_of(grid_of_ranks: Tensor, *, names: tuple[str, ...], device: str) -> DeviceMesh:
+    """Make a mesh of the launcher's ranks whose groups have the order of the grid; collective."""
+    flat = grid_of_ranks.flatten().tolist()
+    if flat == sorted(flat):
+        return DeviceMesh(device, grid_of_ranks, mesh_dim_names=names)
+    # A mesh sorts the ranks of groups that it makes, and a ring would go by the launcher's numbers: made by hand.
+    own: list[dist.ProcessGroup] = []
+    for dim in range(grid_of_ranks.dim()):
+        for members in grid_of_ranks.movedim(dim, -1).reshape(-1, grid_of_ranks.shape[dim]).tolist():
+            group = make_group(members)
+            # Ranks outside of a group get None of it; each rank is in one group along a dim.
+            own += [] if group is None else [group]
+    if len(own) == 1:
+        return DeviceMesh.from_group(own[0], device, mesh_dim_names=names)
+    return DeviceMesh.from_group(own, device, mesh=grid_of_ranks, mesh_dim_names=names)
 
 
 class ShardedNetwork:

@@ -24,7 +24,8 @@ after host unless told otherwise:
     launcher's rank   0 1 2 3        host of each   a b a b        order   0 2 1 3        places   0 1 | 2 3
 
 Plans, shards and groups speak of places, and all process groups are made in that order, so `Topology.rank` is this
-process's place. It is the launcher's rank wherever hosts come one after the other.
+process's place. It is the launcher's rank wherever hosts come one after the other. Rings of collectives follow the
+places, too: in an order that was found for the network (`ziggurat cluster order`) they cross between racks seldom.
 
 Without torch.distributed the topology is one rank on one host, and every exchange is a local copy.
 
@@ -244,10 +245,9 @@ class Topology:
 
     @property
     def host_grid(self) -> tuple[tuple[int, ...], ...]:
-        """The launcher's ranks, one row a host, increasing in each row: what a device mesh over hosts is made of."""
+        """The launcher's ranks, one row a host, in the order of their places: a device mesh over hosts."""
         # By the launcher's ranks, not by places: a device mesh of torch's knows no others.
-        rows = (tuple(sorted(self.order[rank] for rank in self.ranks_of_host(h))) for h in range(self.num_hosts))
-        return tuple(sorted(rows))
+        return tuple(tuple(self.order[rank] for rank in self.ranks_of_host(h)) for h in range(self.num_hosts))
 
     @property
     def groups_span_hosts(self) -> bool:

@@ -57,6 +57,7 @@ def assert_same_as_single_device(
     num_parts: int = 1,
     ranks_per_host: int = 0,
     hosts: Sequence[int] = (),
+    order: Sequence[int] = (),
     context: int = 1,
 ) -> None:
     """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
@@ -72,12 +73,13 @@ def assert_same_as_single_device(
         num_parts: parts of a batch in the pipeline.
         ranks_per_host: of emulated hosts; 0: all ranks share one.
         hosts: the host of every rank, in place of `ranks_per_host`.
+        order: the launcher's rank at every place; () puts host after host.
         context: ranks that divide the histories of their samples; fields and logits, which are those of pieces, are
             then not compared.
     """
     tolerance = tolerance or Tolerance()
     whole = batch.expanded()
-    places = {"ranks_per_host": ranks_per_host, "hosts": hosts, "context_size": context}
+    places = {"ranks_per_host": ranks_per_host, "hosts": hosts, "order": order, "context_size": context}
     topology = Topology.create(tower_size=plan.ranks_per_group, **places)
     single = build()
     many = build()
