@@ -29,7 +29,7 @@ FROZEN = {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--model", "--baseline", "--hook", "--distil", "--teacher", "--warm-start"),
         *("--teacher-history", "--teacher-history-length", "--teacher-history-pooling"),
-        *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
+        *("--plan", "--tower-size", "--context", "--rank-order", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT_NAMES),
     },
     "stream": {
@@ -132,6 +132,7 @@ FROZEN = {
     },
     "cluster show": {"--out"},
     "cluster probe": {"--minutes", "--out", "--samples", "--disk", "--cluster"},
+    "cluster order": {"--out", "--for", "--mib", "--days", "--again", "--hostfile", "--hostfile-form"},
     "recipes": set(),
     "report": {"--baseline", "--beside", "--model"},
     "verify": {"--model"},
@@ -167,7 +168,7 @@ VERBOSE = {
         "export",
         "recommend",
     ),
-    *("towers partition", "compare", "scale", "cluster probe", "report"),
+    *("towers partition", "compare", "scale", "cluster probe", "cluster order", "report"),
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from tests.end_to_end.test_main_job import SMALL, events
 from tests.end_to_end.test_towers import SCHEMA, TOWERS
 from ziggurat.cache import cache_folder
 from ziggurat.cli.main import main
+from ziggurat.parallel.exchange.pair_meter import where_this_rank_is
+from ziggurat.planning.rank_order.levels import Level
+from ziggurat.planning.rank_order.rank_order import Machine, RankOrder
 from ziggurat.runs.load import load_run
 from ziggurat.testing.ranks import run_ranks
 
@@ -98,6 +102,50 @@ def test_the_whole_story(place: Path) -> None:
     assert load_run("runs/two").config.training.epochs == 3
     assert main(["train", "runs/two", "--resume", "--training.epochs", "4"]) == 0  # on one device
     assert main(["verify", "runs/two"]) == 0
+
+
+def found_order(path: Path) -> None:
+    """An order for four ranks of this machine, in which ranks 0 and 3, 1 and 2 are found to share a host."""
+    times = [1.0, 1.0, 0.1, 0.1, 1.0, 1.0]
+    name, address, boot = where_this_rank_is()
+    host = Level(name="host", groups=(0, 1, 1, 0), confidence=1.0, by="long messages", inside_ms=0.1, between_ms=1.0)
+    RankOrder(
+        world_size=4,
+        machines=(Machine(name=name, address=address, boot=boot),) * 4,
+        measured_at=datetime.now(UTC).isoformat(),
+        num_bytes=1 << 20,
+        given=(0, 1, 2, 3),
+        order=(0, 3, 2, 1),
+        levels=(host,),
+        long_bytes=1 << 20,
+        latency_ms=(0.01,) * 6,
+        long_ms=tuple(times),
+    ).save(path)
+
+
+def test_an_order_of_ranks_lays_towers_on_the_hosts_that_it_found(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found_order(place / "order.json")
+    start = ["train", "table_dlrm", *DATA, *FAST, "--towers", "towers.json", "--training.max-steps", "20"]
+    order = ["--rank-order", "order.json"]
+    assert run(4, place, *start, *order, "--out", "runs/ordered") == [0] * 4
+    assert run(4, place, *start, "--parallel.ranks-per-host", "2", "--out", "runs/plain") == [0] * 4
+    startup = json.loads((place / "runs/ordered/startup.json").read_text())["Ranks"]
+    assert startup["ranks"].startswith("4 ranks on 2 hosts of 2; 2 tower groups of 2; ranks by host: host 0: 0, 3")
+    assert startup["order of ranks"].startswith("0, 3, 2, 1, found for ring at ")
+    assert startup["order of ranks"].endswith("2 hosts as found")
+    scores = []
+    for name in ("ordered", "plain"):
+        assert main(["predict", f"runs/{name}", "events.parquet", "--out", f"{name}.parquet"]) == 0
+        scores.append(pl.read_parquet(f"{name}.parquet")["click"])
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+    # The order is of four ranks, and stands in the settings of the run.
+    go_on = ["train", "runs/ordered", "--resume", "--training.max-steps", "24"]
+    capsys.readouterr()
+    assert main(go_on) == 2
+    assert '--rank-order "" trains without one' in capsys.readouterr().err
+    assert main([*go_on, "--rank-order", ""]) == 0
 
 
 @pytest.mark.slow

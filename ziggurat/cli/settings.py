@@ -48,6 +48,7 @@ FLAGS = {
     "parallel.tower-size": "--tower-size",
     "parallel.exchange": "--exchange",
     "parallel.context": "--context",
+    "parallel.rank-order": "--rank-order",
 }
 RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
 _LISTED = "ziggurat train RECIPE --settings"

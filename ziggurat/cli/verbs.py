@@ -718,6 +718,7 @@ def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
     given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
     given["exchange"] = options.exchange
     given["context"] = options.context
+    given["rank-order"] = options.rank_order
     return {f"parallel.{name}": text for name, text in given.items() if text is not None}
 
 
@@ -805,6 +806,11 @@ def _rank_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ranks.add_argument(
         "--context", metavar="N", help="short for --parallel.context: ranks that divide long histories between them"
+    )
+    ranks.add_argument(
+        "--rank-order",
+        metavar="FILE",
+        help="short for --parallel.rank-order: order.json of `ziggurat cluster order`, for these ranks",
     )
     ranks.add_argument(
         "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"

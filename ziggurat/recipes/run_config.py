@@ -84,6 +84,9 @@ class RanksConfig:
             else the ranks of a host, if the towers allow it.
         cluster: these machines, as `ziggurat plan --cluster` names them (a name, or a file): predicts the step of every
             tower size and of the flat model, and the start-up report shows them; "" predicts nothing.
+        rank_order: file of `ziggurat cluster order`, of this job: process groups, and with them rings of collectives,
+            go by the order that it found, and tower groups lie on the hosts that it found; "": host after host as
+            torchrun says. Sums are taken in another order; nothing else changes.
         ranks_per_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
             out and to count what would cross between them.
         timeout_s: how long a rank waits for the others in a step before it gives up with an error.
@@ -102,6 +105,7 @@ class RanksConfig:
     passing: Passing = Passing.AUTO
     tower_size: CountOrNone = 0
     cluster: str = ""
+    rank_order: str = ""
     ranks_per_host: CountOrNone = 0
     timeout_s: PositiveFloat = 300.0
     prepare_timeout_s: PositiveFloat = PATIENCE_S

@@ -674,6 +674,8 @@ def report_of_start(
         report.sections["Balance"] = trainer.feed.balancer.lines
     if ranks.tower_size_reason:
         report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
+    if ranks.order_reason:
+        report.sections["Ranks"]["order of ranks"] = ranks.order_reason
     return report
 
 

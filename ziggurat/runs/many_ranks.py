@@ -30,6 +30,7 @@ from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.dispatched import content_of
 from ziggurat.runs.fingerprint import fingerprint
+from ziggurat.runs.planning.rank_order import read_order
 from ziggurat.runs.planning.tower_size import choose_tower_size, cluster_of_ranks
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -50,7 +51,8 @@ def on_any_ranks(config: RunConfig) -> RunConfig:
         size = topology.world_size
     parallel = config.parallel
     context = 1 if size % parallel.context else parallel.context
-    parallel = replace(parallel, tower_size=0, context=context)
+    # The order was of the ranks that trained.
+    parallel = replace(parallel, tower_size=0, context=context, rank_order="")
     return replace(config, parallel=parallel, device=device_of_finished_run(config.device))
 
 
@@ -59,6 +61,13 @@ class _ChosenPlan(TypedDict):
 
     plan: JSON
     reason: str
+
+
+class _Places(TypedDict):
+    """The launcher's rank at every place, and the host of every rank of the launcher; () where nobody found them."""
+
+    order: tuple[int, ...]
+    hosts: tuple[int, ...]
 
 
 class Ranks:
@@ -80,10 +89,12 @@ class Ranks:
         self._config = config
         self._plan = plan
         self.tower_size_reason = ""
-        size = config.parallel.context  # refused here where it does not divide the ranks, before data is prepared
-        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host, context_size=size)
-        self._topologies = [self._hosts]
+        self.order_reason = ""
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
+        self._places = self._found_places(config.parallel.rank_order)
+        size = config.parallel.context  # refused here where it does not divide the ranks, before data is prepared
+        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host, context_size=size, **self._places)
+        self._topologies = [self._hosts]
         if self.are_many and config.towers is not None and config.parallel.cluster:
             ranks_per_host = self._hosts.ranks_per_host
             cluster_of_ranks(config.parallel.cluster, world_size=self.world_size, ranks_per_host=ranks_per_host)
@@ -171,6 +182,7 @@ class Ranks:
             tower_size=plan.ranks_per_group,
             ranks_per_host=config.parallel.ranks_per_host,
             context_size=config.parallel.context,
+            **self._places,
         )
         self._topologies.append(topology)
         training = config.training
@@ -200,6 +212,27 @@ class Ranks:
         """Write down what all ranks have sent."""
         report = traffic_report(parallel, self._agreement)
         self._agreement.on_first(lambda: str(TRAFFIC.write(run.traffic, report)))
+
+    def _found_places(self, path: str) -> _Places:
+        """The order and hosts of `--rank-order`, nothing without one; collective.
+
+        Raises:
+            ConfigError: it is of another job, stale or damaged, or there is one rank; on every rank.
+        """
+        # Before the file is read: ranks that were given none would not come to the reading.
+        require_equal({"parallel.rank-order": path}, where="settings, before ranks are put in order")
+        if not path:
+            return {"order": (), "hosts": ()}
+        if self._agreement.world_size == 1:
+            raise ConfigError(
+                expected="several ranks to put in order",
+                found="one device",
+                where=f"--rank-order {path}",
+                ways_out=("torchrun --nproc-per-node N -m ziggurat train …", '--rank-order "" trains without one'),
+            )
+        found = read_order(path, self._agreement)
+        self.order_reason = found.describe()
+        return {"order": found.order, "hosts": found.hosts}
 
     def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> _ChosenPlan:
         """The plan as JSON, and why its tower groups have the size that they have."""

@@ -1,10 +1,11 @@
-"""`ziggurat cluster …`: descriptions of machines, and measuring them (`probe_verbs.py`)."""
+"""`ziggurat cluster …`: descriptions of machines, probes of them (`probe_verbs.py`), orders (`order_verb.py`)."""
 
 from __future__ import annotations
 
 import argparse
 
 from ziggurat.cli.outputs import add_output
+from ziggurat.cli.planning.order_verb import ORDER_EPILOG, ORDER_SUMMARY, add_order_arguments, order
 from ziggurat.cli.planning.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
 from ziggurat.cli.verb import Verb
 from ziggurat.commands import pasted
@@ -14,6 +15,7 @@ CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where e
 CLUSTER_EPILOG = """examples:
   ziggurat cluster show h100x64
   ziggurat cluster probe --minutes 10
+  torchrun --nproc-per-node 4 -m ziggurat cluster order --out order.json
 """
 
 
@@ -32,12 +34,14 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("name", help="h100x64, local, cluster.toml …")
     add_output(show, "--out", metavar="FILE", help="write it there as TOML, to be edited")
     add_probe_arguments(actions.add_parser("probe", help=PROBE_SUMMARY, description=PROBE_SUMMARY, epilog=PROBE_EPILOG))
+    add_order_arguments(actions.add_parser("order", help=ORDER_SUMMARY, description=ORDER_SUMMARY, epilog=ORDER_EPILOG))
 
 
 def cluster(options: argparse.Namespace, rest: list[str]) -> int:
-    """`cluster show` and `cluster probe`."""
+    """`cluster show`, `cluster probe` and `cluster order`."""
     del rest
-    return probe(options) if options.action == "probe" else _show(options)
+    actions = {"show": _show, "probe": probe, "order": order}
+    return actions[options.action](options)
 
 
 def _show(options: argparse.Namespace) -> int:
