@@ -7,6 +7,7 @@
 #   make chaos    300 kill -9 of training runs, 1,000 faults of a disk and 1,000 leftovers over all verbs
 #   make bench-retrieval  filtered vector search against faiss and ScaNN, about 10 minutes
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
+#   make bench-collectives  orders of ranks on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make bench-data  sessions stored, read and computed once, about 3 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve demo-stream demo-sequences test test-slow test-bridges test-triton test-bare test-gpu bench-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve chaos-stream attack docs index clean
+.PHONY: setup demo demo-serve demo-stream demo-sequences test test-slow test-bridges test-triton test-bare test-gpu bench-gpu lint bench bench-retrieval bench-towers bench-collectives bench-planning bench-data chaos chaos-serve chaos-stream attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -147,6 +148,9 @@ bench-retrieval: setup
 bench-towers: setup
 	bash benchmarks/setup.sh
 	$(BIN)/ziggurat bench towers
+
+bench-collectives: setup
+	$(BIN)/ziggurat bench collectives --json build/collectives.json
 
 bench-data: setup
 	$(BIN)/ziggurat bench data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from ziggurat.config import from_json
 from ziggurat.embeddings.contract import innermost
 from ziggurat.features.batch import Batch
 from ziggurat.models import Outputs, build_model
+from ziggurat.models.build import BuiltInConfig
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import Reduction
@@ -83,12 +84,28 @@ def split_features(workload: Workload, *, num_towers: int) -> Towers:
 
 
 class OurVariant:
-    """A parallel model with its optimizers and its loop."""
+    """A parallel model with its optimizers and its loop.
 
-    def __init__(self, variant: Variant, workload: Workload, batches: list[Batch]) -> None:
+    Args:
+        variant: how it is trained.
+        workload: what.
+        batches: of this rank.
+        model_config: another one than that of the workload.
+        places: order and hosts of the ranks, as of `Topology.create`.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        workload: Workload,
+        batches: list[Batch],
+        *,
+        model_config: BuiltInConfig | None = None,
+        places: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self.workload, self.batches, self.step_number = workload, batches, 0
         self.computes_bf16 = variant.compute is Precision.BF16
-        inputs, config = inputs_of(workload), config_of(workload)
+        inputs, config = inputs_of(workload), model_config or config_of(workload)
         towers = split_features(workload, num_towers=variant.towers) if variant.towers else None
         if towers is not None:
             config = replace(config, tower_module=tower_module(workload, variant))
@@ -96,7 +113,7 @@ class OurVariant:
         plan = place_tables(
             inputs, dim=workload.dim, world_size=world_size, towers=towers, tower_size=variant.tower_size
         )
-        self.topology = Topology.create(tower_size=plan.ranks_per_group)
+        self.topology = Topology.create(tower_size=plan.ranks_per_group, **(places or {}))
         self.model = build_model(config, inputs, seed=workload.seed, towers=towers)
         wire = WireConfig(in_tower=variant.wire_in_tower, between_towers=variant.wire)
         settings = ParallelConfig(wire=wire, reduction=variant.reduction)

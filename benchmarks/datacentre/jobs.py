@@ -45,6 +45,7 @@ class JobSpec:
         env: further environment variables.
         timeout_s: for each command.
         threads: intra-op threads of a rank.
+        hosts: the host of every rank, equally many ranks on each; () puts ranks host after host, as torchrun does.
     """
 
     name: str
@@ -54,6 +55,7 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 180.0
     threads: int = 1
+    hosts: tuple[int, ...] = ()
 
 
 class Job:
@@ -142,7 +144,8 @@ class Job:
 
     def _start(self, rank: int, port: str) -> subprocess.Popen[bytes]:
         config = self._network.config
-        host, local_rank = divmod(rank, config.ranks_per_host)
+        hosts = self._hosts
+        host = hosts[rank]
         env = {
             **os.environ,
             **self.spec.env,
@@ -151,9 +154,9 @@ class Job:
             "OMP_NUM_THREADS": str(self.spec.threads),
             "RANK": str(rank),
             "WORLD_SIZE": str(config.num_ranks),
-            "LOCAL_RANK": str(local_rank),
+            "LOCAL_RANK": str(hosts[:rank].count(host)),
             "LOCAL_WORLD_SIZE": str(config.ranks_per_host),
-            "MASTER_ADDR": self._network.address(0),
+            "MASTER_ADDR": self._network.address(hosts[0]),
             "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": self._network.interface,
         }
@@ -167,6 +170,12 @@ class Job:
                 cwd=ROOT,
                 env=env,
             )
+
+    @property
+    def _hosts(self) -> tuple[int, ...]:
+        """The host of every rank."""
+        config = self._network.config
+        return self.spec.hosts or tuple(rank // config.ranks_per_host for rank in range(config.num_ranks))
 
     def _log(self, rank: int) -> Path:
         return Path(self._logs.name) / f"rank{rank}.log"
@@ -225,7 +234,7 @@ class Job:
         return TopologyError(
             expected=f"an answer of every rank of {self.spec.name!r} to {operation!r}",
             found=f"rank {rank}: {found}{log}",
-            where=f"host {rank // self._network.config.ranks_per_host}, {self.spec.module}",
+            where=f"host {self._hosts[rank]}, {self.spec.module}",
             ways_out=("correct what the log says", "--plain runs the ranks without emulated links"),
         )
 
