@@ -1,7 +1,7 @@
 """One rank of a job of `benchmarks.collectives`: finds the order of its job, then runs collectives or steps in it.
 
-Settings: `what` is "collectives", "steps" or "towers"; `hosts` is where each rank really is, for the given order of
-towers, which a launcher that is wrong would lay across hosts.
+Settings: `what` is "collectives", "steps" or "towers"; `algorithm` is what the order is for; `hosts` is where each rank
+really is, for the given order of towers, which a launcher that is wrong would lay across hosts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class OrderRanks:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         started = time.perf_counter()
-        probed = probe_order(OrderProbeConfig())
+        probed = probe_order(OrderProbeConfig(algorithm=settings.get("algorithm", "ring")))
         facts: dict[str, Any] = {"probe_s": time.perf_counter() - started}
         self._inner = (
             CollectiveRanks(probed.order) if settings["what"] == "collectives" else StepRanks(settings, probed.order)

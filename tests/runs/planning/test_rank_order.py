@@ -59,9 +59,9 @@ def test_an_order_that_gains_is_kept_and_one_that_does_not_is_not(tmp_path: Path
     stored = RankOrder.load(path)
     assert (stored.order, stored.measured.gains, stored.why_given) == (good[0]["order"], True, "")
 
-    noise = run_ranks(probed, 4, [0, 1, 0, 1], 1.01, path, "")
+    noise = run_ranks(probed, 4, [0, 1, 0, 1], 1.04, path, "")
     assert noise[0]["order"] == (0, 1, 2, 3)
-    assert "an all-reduce took 99.0 ms in the found order, 100.0 in the given one" in noise[0]["why"]
+    assert "an all-reduce took 96.2 ms in the found order, 100.0 in the given one" in noise[0]["why"]
     kept = RankOrder.load(path)
     assert {cost.found_ms / cost.given_ms for cost in kept.costs} == {1.0}
 

@@ -96,6 +96,24 @@ def infer_levels(pairs: PairTimes, *, machines: Sequence[str] = ()) -> tuple[Lev
     return tuple([*([] if hosts is None else [hosts]), *named])
 
 
+def without_noise(pairs: PairTimes, levels: Sequence[Level]) -> PairTimes:
+    """Return times in which all pairs that the levels put equally far have their median; the same without levels."""
+    used = [level.groups for level in levels if level.is_used]
+    if not used:
+        return pairs
+    # Of every pair, how many levels part it: pairs of one kind have one number.
+    parted = sum(np.not_equal.outer(groups, groups).astype(int) for groups in map(np.asarray, used))
+    latency_ms = pairs.latency_ms.copy()
+    long_ms = pairs.long_ms.copy()
+    apart = ~np.eye(pairs.num_ranks, dtype=bool)
+    for kind in range(len(used) + 1):
+        those = (parted == kind) & apart
+        if those.any():
+            latency_ms[those] = np.median(pairs.latency_ms[those])
+            long_ms[those] = np.median(pairs.long_ms[those])
+    return PairTimes(latency_ms=latency_ms, long_ms=long_ms, long_bytes=pairs.long_bytes)
+
+
 def _hosts(pairs: PairTimes, levels: Sequence[Level], machines: Sequence[str]) -> Level | None:
     """Return the level of hosts, None where every rank has a host to itself or nobody can tell."""
     said = _numbered(machines)

@@ -10,6 +10,7 @@ makes an order stale.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,13 +20,13 @@ from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format, write_text
-from ziggurat.planning.rank_order.algorithms import ALGORITHMS, algorithm_named
-from ziggurat.planning.rank_order.levels import Level, infer_levels
+from ziggurat.planning.rank_order.algorithms import ALGORITHMS, CollectiveAlgorithm, algorithm_named
+from ziggurat.planning.rank_order.levels import Level, infer_levels, without_noise
 from ziggurat.planning.rank_order.pair_times import PairTimes
 from ziggurat.planning.rank_order.search import SearchConfig, find_order
 from ziggurat.typed import checked
 
-MIN_GAIN = 1.02  # of an order that is found, measured against the one that was given: less is noise, and not taken
+MIN_GAIN = 1.05  # of an order that is found against the one that was given, by cost and by the clock: less is noise
 STALE_COST = 1.1  # of an order in a newer probe, against the best one of that probe
 
 RANK_ORDER = Format(
@@ -313,7 +314,11 @@ def make_order(
     levels = infer_levels(pairs, machines=[machine.key for machine in machines])
     host = next((level for level in levels if level.name == "host" and level.is_used), None)
     hosts = () if host is None else host.groups
-    found = find_order(pairs, wanted, num_bytes=num_bytes, hosts=hosts, given=given, config=search)
+    found = find_order(pairs, wanted, num_bytes=num_bytes, hosts=hosts, given=given, config=search).order
+    why_given = "" if found != given else "no order is cheaper by the measured times"
+    if found != given and not _gains(given, found, pairs, levels, wanted, num_bytes=num_bytes, hosts=hosts):
+        found = given
+        why_given = "no order crosses between hosts and racks more seldom"
     latency_ms, long_ms = pairs.upper()
     return RankOrder(
         world_size=pairs.num_ranks,
@@ -323,10 +328,10 @@ def make_order(
         algorithm=algorithm,
         num_bytes=num_bytes,
         given=given,
-        order=found.order,
+        order=found,
         levels=levels,
-        costs=order_costs(pairs, given, found.order, num_bytes=num_bytes),
-        why_given="no order is cheaper by the measured times" if found.order == given else "",
+        costs=order_costs(pairs, given, found, num_bytes=num_bytes),
+        why_given=why_given,
         long_bytes=pairs.long_bytes,
         latency_ms=latency_ms,
         long_ms=long_ms,
@@ -352,6 +357,25 @@ def compare(last: RankOrder, newer: RankOrder) -> OrderNow:
         slower_pairs=sum(now >= 2 * before for before, now in pairs_now),
         faster_pairs=sum(now <= before / 2 for before, now in pairs_now),
     )
+
+
+def _gains(
+    given: Sequence[int],
+    found: Sequence[int],
+    pairs: PairTimes,
+    levels: Sequence[Level],
+    algorithm: CollectiveAlgorithm,
+    *,
+    num_bytes: int,
+    hosts: Sequence[int],
+) -> bool:
+    """Return True if an order is cheaper also by times without their noise, and not by it alone."""
+    at = [hosts[rank] for rank in given] if hosts else []
+    if sum(one != other for one, other in itertools.pairwise(at)) >= max(1, len(set(hosts))):
+        return True  # the given one takes ranks of a host apart, which towers cannot use
+    even = without_noise(pairs, levels)
+    before, after = (algorithm.cost_ms(order, even, num_bytes=num_bytes) for order in (given, found))
+    return before >= MIN_GAIN * after
 
 
 def order_costs(
