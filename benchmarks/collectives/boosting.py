@@ -6,9 +6,7 @@
 
 LightGBM sums histograms by recursive halving: the first messages, half of a histogram, go N/2 ranks far. So the file is
 written by `ziggurat cluster order --for halving_doubling --hostfile hosts.txt --hostfile-form ports`. Every machine has
-its own rows, whatever its rank, so that all orders train on the same.
-
-Run as `python -m benchmarks.collectives.boosting FILE MACHINE` inside each host.
+its own rows, whatever its rank, so that all orders train on the same (`benchmarks/boosting_rank.py`).
 """
 
 from __future__ import annotations
@@ -18,19 +16,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.datacentre.network import Network, PlainNetwork
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 12400
-NUM_ROWS = 4_000
-NUM_FEATURES = 500
-NUM_TREES = 2
-NUM_LEAVES = 15
 _TIMEOUT_S = 300.0
 
 
@@ -57,7 +48,7 @@ def train_ms(network: Network | PlainNetwork, *, lines: list[str], folder: Path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "OMP_NUM_THREADS": "1"}
     started = []
     for host in range(network.config.hosts):
-        words = [sys.executable, "-m", "benchmarks.collectives.boosting", str(hosts), str(host)]
+        words = [sys.executable, "-m", "benchmarks.boosting_rank", str(hosts), str(host)]
         process = subprocess.Popen(
             network.command(host, words), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
         )
@@ -71,41 +62,3 @@ def train_ms(network: Network | PlainNetwork, *, lines: list[str], folder: Path)
     # LightGBM speaks on standard output, too.
     found = [json.loads(line) for answer in answers for line in answer.splitlines() if line.startswith("{")]
     return max(each["ms"] for each in found), found[0]["scores"]
-
-
-def _main(hosts: str, machine: str) -> None:
-    import lightgbm  # pyright: ignore[reportMissingImports]
-
-    lines = Path(hosts).read_text().splitlines()
-    generator = np.random.default_rng(int(machine))
-    features = generator.normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
-    label = (features[:, :5].sum(axis=1) + generator.normal(size=NUM_ROWS) > 0).astype(np.float32)
-    settings = {
-        "objective": "binary",
-        "tree_learner": "data",
-        "pre_partition": True,
-        "num_leaves": NUM_LEAVES,
-        "max_bin": 255,
-        "min_data_in_bin": 1,
-        "num_threads": 1,
-        "verbosity": -1,
-        "seed": 0,
-        # What the command-line program of LightGBM reads from a file (`machine_list_filename`), Python hands over.
-        "machines": ",".join(line.replace(" ", ":") for line in lines),
-        "local_listen_port": int(lines[0].split()[1]),
-        "num_machines": len(lines),
-        "time_out": 2,
-    }
-    booster = lightgbm.Booster(settings, lightgbm.Dataset(features, label=label, params=settings))
-    # Connections are made and bins are agreed on by now; the first tree is not timed.
-    booster.update()
-    start = time.perf_counter()
-    for _ in range(NUM_TREES):
-        booster.update()
-    took_ms = 1e3 * (time.perf_counter() - start) / NUM_TREES
-    rows = np.random.default_rng(99).normal(size=(16, NUM_FEATURES))
-    print(json.dumps({"ms": took_ms, "scores": booster.predict(rows).tolist()}), flush=True)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
