@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.datacentre.network import Network, PlainNetwork
+from ziggurat.errors import TopologyError
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 12400
@@ -61,4 +62,11 @@ def train_ms(network: Network | PlainNetwork, *, lines: list[str], folder: Path)
             process.wait()
     # LightGBM speaks on standard output, too.
     found = [json.loads(line) for answer in answers for line in answer.splitlines() if line.startswith("{")]
+    if len(found) != network.config.hosts:
+        raise TopologyError(
+            expected=f"an answer of all {network.config.hosts} machines of LightGBM",
+            found=f"{len(found)} answers; exit codes {[process.returncode for process in started]}",
+            where="a gradient-boosting job by a file of hosts",
+            ways_out=("look at what the machines printed above", "--cases without boosting leaves it out"),
+        )
     return max(each["ms"] for each in found), found[0]["scores"]
