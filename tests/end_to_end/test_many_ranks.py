@@ -104,7 +104,7 @@ def test_the_whole_story(place: Path) -> None:
     assert main(["verify", "runs/two"]) == 0
 
 
-def found_order(path: Path) -> None:
+def found_order(path: Path, order: tuple[int, ...] = (0, 3, 2, 1)) -> None:
     """An order for four ranks of this machine, in which ranks 0 and 3, 1 and 2 are found to share a host."""
     times = [1.0, 1.0, 0.1, 0.1, 1.0, 1.0]
     name, address, boot = where_this_rank_is()
@@ -115,7 +115,7 @@ def found_order(path: Path) -> None:
         measured_at=datetime.now(UTC).isoformat(),
         num_bytes=1 << 20,
         given=(0, 1, 2, 3),
-        order=(0, 3, 2, 1),
+        order=order,
         levels=(host,),
         long_bytes=1 << 20,
         latency_ms=(0.01,) * 6,
@@ -140,6 +140,12 @@ def test_an_order_of_ranks_lays_towers_on_the_hosts_that_it_found(
         assert main(["predict", f"runs/{name}", "events.parquet", "--out", f"{name}.parquet"]) == 0
         scores.append(pl.read_parquet(f"{name}.parquet")["click"])
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+    # Where no order gains, towers lie on the found hosts all the same.
+    found_order(place / "given.json", order=(0, 1, 2, 3))
+    short = ["--training.max-steps", "1", "--rank-order", "given.json", "--out", "runs/given"]
+    assert run(4, place, *start[:-2], *short) == [0] * 4
+    startup = json.loads((place / "runs/given/startup.json").read_text())["Ranks"]
+    assert "ranks by host: host 0: 0, 3; host 1: 1, 2" in startup["ranks"]
     # The order is of four ranks, and stands in the settings of the run.
     go_on = ["train", "runs/ordered", "--resume", "--training.max-steps", "24"]
     capsys.readouterr()

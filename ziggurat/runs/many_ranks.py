@@ -232,7 +232,9 @@ class Ranks:
             )
         found = read_order(path, self._agreement)
         self.order_reason = found.describe()
-        return {"order": found.order, "hosts": found.hosts}
+        # Where none gains, ranks still go host after host, by the hosts that were found: towers need them together.
+        order = () if found.order == found.given else found.order
+        return {"order": order, "hosts": found.hosts}
 
     def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> _ChosenPlan:
         """The plan as JSON, and why its tower groups have the size that they have."""
