@@ -23,6 +23,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     formats.py    the three keys, migrations, checksums
     pictures.py   drawings of matplotlib
     locking.py    one process at a time
+    parts.py      finished parts of one result, so that work which is killed goes on
     first_kept.py the first of several processes that decide the same thing
     streams.py    standard output and standard error
     stores.py     files in object stores under their URLs, for reading; store_reader.py reads them

@@ -10,19 +10,13 @@
 
 Text holds no lists: a file that ends in .csv or .tsv has one line an item, with row, user, rank (from 1), item, score.
 
-A part is written whole or not at all, with a note of its SHA-256 beside it; one that differs from its note is made
-anew, and that is said. `asked.json` beside the parts says for which question they were made: version of the export,
-users, k, filter; parts of another question are thrown away, and that is said. Only files that have our names, in a
-folder with our `asked.json`, are ever removed: a folder of that name with anything else in it is somebody else's, and
-refused.
+`files/parts.py` keeps the parts. `asked.json` beside them says for which question they were made: version of the
+export, users, k, filter.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +31,11 @@ from ziggurat.data.raw.names import guess_separator, name_of_separator
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.data.raw.written_numbers import WrittenNumbers
-from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
+from ziggurat.errors import ConfigError, RequestError, SchemaError
 from ziggurat.features.number_marks import DecimalMark, NumberSigns, ThousandsMark
-from ziggurat.files import FileLock, Format, read_bytes, replacing, sha256_of, write_bytes, writing_to
+from ziggurat.files import Format, replacing
 from ziggurat.files.parquet import ParquetFile
+from ziggurat.files.parts import PartsFolder, parts_of
 from ziggurat.files.stores import facts_of
 from ziggurat.files.table_endings import separator_by_ending
 from ziggurat.ops.written_decimals import frame_with_decimals, with_decimals
@@ -52,11 +47,6 @@ from ziggurat.typed import Count, Range, checked
 ASKED = Format(name="ziggurat.bulk", what="what lists were asked for", ways_out=("delete the folder of parts",))
 PART = Format(name="ziggurat.bulk_part", what="the note of a part of lists", ways_out=("delete the folder of parts",))
 _TOGETHER = 64
-_ASKED_NAME = "asked.json"
-_OURS = re.compile(  # and what a process that was killed while it wrote one of them has left
-    r"asked\.json|part-\d{6}\.(parquet|json)|\.lock|\.(asked\.json|part-\d{6}\.(parquet|json))\.\d+\.[0-9a-f]{8}\.tmp"
-)
-_MAX_PART_BYTES = 1 << 34
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,23 +150,24 @@ def recommend_in_bulk(
         for note in export.notes(config.filter):
             say(f"filter: {note}")
     totals = _Totals()
-    with _Parts(_parts_of(target), question=_question(export, source, config), say=say) as parts:
+    with _parts(target, question=_question(export, source, config), say=say) as parts:
+        finished = _Lists(parts)
         for number, (start, frame) in enumerate(_chunks(source, columns, size=config.part_users)):
-            lists = parts.read(number)
+            lists = finished.read(number)
             if lists is not None:
                 totals.resumed += frame.height
             else:
                 lists = _answered(export, frame, start=start, config=config, where=str(source.paths[0]))
-                parts.write(number, lists)
+                finished.write(number, lists)
             # Counted of parts that were there as well, so that the result does not depend on how often it was killed.
             totals.add(lists, k=config.k)
             # Ids are counted from the frame, since parts that were there hold no such mark.
             totals.num_unknown += _num_unknown(export, frame)
             on_progress(totals.num_users)
         if separator := separator_by_ending(target):
-            parts.join_as_text(target, separator=separator)
+            finished.join_as_text(target, separator=separator)
         else:
-            parts.join(target, columns=_output_types(export, columns))
+            finished.join(target, columns=_output_types(export, columns))
         # Last: until the file stands, the parts are all that was done.
         parts.remove()
     if name := _user_column(export, columns):
@@ -212,11 +203,7 @@ def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig
             where="out",
             ways_out=f"--out {pasted(target.with_stem(target.stem + '_lists'))}",
         )
-    parts = _parts_of(target)
-    # The nearest folder that is there: what is between is made later.
-    place = next(each for each in (parts, *parts.parents) if each.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise _no_place(parts, "a file" if not place.is_dir() else f"no permission to write in {place}")
+    _parts(target, question={}, say=lambda text: None).check_place()
     return source
 
 
@@ -227,17 +214,8 @@ def _scanned(target: Path, *, separator: str) -> pl.LazyFrame:
     return pl.scan_csv(target, separator=separator, infer_schema=False)
 
 
-def _parts_of(target: Path) -> Path:
-    return target.with_name(target.name + ".parts")
-
-
-def _no_place(parts: Path, found: str) -> FileError:
-    return FileError(
-        expected="a folder in which lists can be written",
-        found=found,
-        where=str(parts.parent),
-        ways_out=("choose another file: --out FILE", "correct the permissions of the folder"),
-    )
+def _parts(target: Path, *, question: Mapping[str, object], say: Callable[[str], None]) -> PartsFolder:
+    return PartsFolder(parts_of(target), question=question, what="lists", asked=ASKED, note=PART, say=say)
 
 
 @dataclass(kw_only=True)
@@ -284,72 +262,26 @@ def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dic
     return {"export": export.version, "files": files, "config": to_json(config)}
 
 
-class _Parts:
-    """The folder of finished parts; a context manager, held by one process at a time.
+class _Lists:
+    """The lists of parts that are finished.
 
     Args:
-        folder: of the parts.
-        question: that they answer.
-        say: called with lines for people.
+        parts: the folder that keeps them, taken up.
     """
 
-    def __init__(self, folder: Path, *, question: Mapping[str, object], say: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._question = dict(question)
-        self._say = say
-        self._lock = FileLock(folder / ".lock")
-        self._num_parts = 0
-
-    def __enter__(self) -> _Parts:
-        """Take up the folder, or make it.
-
-        Raises:
-            FileError: it is somebody else's, in use, or cannot be made.
-        """
-        self._refuse_other_content()
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _no_place(self._folder, str(error)) from error
-        with writing_to(self._folder, FileError):
-            if not self._lock.take():
-                raise FileError(
-                    expected="one process at a time that makes these lists",
-                    found=f"another one that does: {self._lock.holder()}",
-                    where=str(self._folder),
-                    ways_out=("wait until it ends, or end it", "choose another file: --out FILE"),
-                )
-        try:
-            self._take_up()
-        # After Ctrl-C, too: the process may live on, and the folder must not stay locked.
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._lock.release()
+    def __init__(self, parts: PartsFolder) -> None:
+        self._parts = parts
 
     def read(self, number: int) -> pl.DataFrame | None:
         """Return the lists of a part that is there as it was written, else None."""
-        self._num_parts = max(self._num_parts, number + 1)
-        path = self._path(number)
-        if not path.exists() and not self._note(number).exists():
-            return None
-        try:
-            return self._checked(number)
-        except ZigguratError as error:
-            self._say(f"part {number} is damaged, and made anew: {error.found}")
-            return None
+        content = self._parts.read(number)
+        return None if content is None else pl.read_parquet(io.BytesIO(content))
 
     def write(self, number: int, lists: pl.DataFrame) -> None:
-        """Keep the lists of a part, then its note, with which it counts."""
-        # In memory first, so that the digest is of what was meant, whatever the disk makes of it.
+        """Keep the lists of a part."""
         content = io.BytesIO()
         lists.write_parquet(content)
-        data = content.getvalue()
-        write_bytes(self._path(number), data)
-        PART.write(self._note(number), {"bytes": len(data), "digest": sha256_of(data)})
+        self._parts.write(number, content.getvalue())
 
     def join(self, target: Path, *, columns: pa.Schema) -> None:
         """Write all parts into one file, each compared with its note as it is read."""
@@ -357,7 +289,7 @@ class _Parts:
             replacing(target) as temporary,
             ParquetFile(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
         ):
-            for number in range(self._num_parts):
+            for number in range(self._parts.num_parts):
                 # oldest: polars would give its strings as views, and the file's columns are none.
                 table = self._checked(number).to_arrow(compat_level=pl.CompatLevel.oldest())
                 writer.write_table(table.cast(columns))
@@ -365,7 +297,7 @@ class _Parts:
     def join_as_text(self, target: Path, *, separator: str) -> None:
         """Write all parts into one file of text, one line an item; a user without items has a line that names none."""
         with replacing(target) as temporary, open(temporary, "wb") as file:
-            for number in range(self._num_parts):
+            for number in range(self._parts.num_parts):
                 # Ranks before the lists are taken apart, as that loses their places.
                 lists = self._checked(number).with_columns(rank=pl.int_ranges(1, pl.col("items").list.len() + 1))
                 lists = lists.rename({"items": "item", "scores": "score"})
@@ -375,72 +307,8 @@ class _Parts:
                 # One header for all parts, before the first.
                 lines.write_csv(file, separator=separator, include_header=not number)
 
-    def remove(self) -> None:
-        """Remove what is ours, and the folder if nothing else is in it."""
-        self._remove_files()
-        self._lock.release()
-        with contextlib.suppress(OSError):  # what somebody else put there stays
-            self._folder.rmdir()
-
     def _checked(self, number: int) -> pl.DataFrame:
-        note = PART.read(self._note(number))
-        path = self._path(number)
-        data = read_bytes(path, what="a part of lists", max_bytes=_MAX_PART_BYTES)
-        if sha256_of(data) != note["digest"]:
-            raise FileError(
-                expected=f"a part of lists with SHA-256 {note['digest']}",
-                found=f"{len(data):,} bytes with SHA-256 {sha256_of(data)}",
-                where=str(path),
-                ways_out=f"give the command again, which makes it anew; or delete it: rm {pasted(path)}",
-            )
-        # From the bytes that were compared, and not from the path, which may change between two reads.
-        return pl.read_parquet(io.BytesIO(data))
-
-    def _take_up(self) -> None:
-        asked = self._folder / _ASKED_NAME
-        if asked.exists():
-            if ASKED.read(asked) == self._question:
-                self._say(f"going on with the parts in {self._folder}")
-                return
-            self._say(f"the parts in {self._folder} answer another question, and are made anew")
-            self._remove_files()
-        ASKED.write(asked, self._question)
-
-    def _remove_files(self) -> None:
-        for path in self._folder.iterdir():
-            # The lock is still held, and another process would take a new file of its name for a free one.
-            if _OURS.fullmatch(path.name) and path.name != self._lock.path.name:
-                path.unlink(missing_ok=True)
-
-    def _refuse_other_content(self) -> None:
-        if not self._folder.exists():
-            return
-        foreign: list[str] = []
-        if self._folder.is_dir():
-            foreign = sorted(path.name for path in self._folder.iterdir() if not _OURS.fullmatch(path.name))
-        problem = ""
-        if not self._folder.is_dir():
-            problem = "a file"
-        elif foreign:
-            problem = f"a folder with something else in it: {', '.join(foreign[:3])}"
-        elif any(self._folder.glob("part-*")):
-            try:
-                ASKED.read(self._folder / _ASKED_NAME)
-            except ZigguratError as error:
-                problem = f"parts that do not say what they answer: {error.found}"
-        if problem:
-            raise FileError(
-                expected="no folder of this name, or one with parts of lists that were begun",
-                found=problem,
-                where=str(self._folder),
-                ways_out=("choose another file: --out FILE", "give that folder another name"),
-            )
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"part-{number:06d}.parquet"
-
-    def _note(self, number: int) -> Path:
-        return self._folder / f"part-{number:06d}.json"
+        return pl.read_parquet(io.BytesIO(self._parts.checked(number)))
 
 
 def _chunks(source: RawSource, columns: Sequence[str], *, size: int) -> Iterator[tuple[int, pl.DataFrame]]:
