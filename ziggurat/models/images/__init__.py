@@ -1,0 +1,6 @@
+"""Images: pretrained backbones that turn pictures into vectors, and the scale model that picks their resolution."""
+
+from ziggurat.models.images.backbone import Backbone, BackboneConfig
+from ziggurat.models.images.scale_model import ScaleModel
+
+__all__ = ["Backbone", "BackboneConfig", "ScaleModel"]
