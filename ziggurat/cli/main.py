@@ -12,6 +12,7 @@ from ziggurat import __version__
 from ziggurat.cli.compare_verbs import COMPARE, SCALE
 from ziggurat.cli.data.data_verbs import DATA
 from ziggurat.cli.data.drift_verb import DRIFT
+from ziggurat.cli.data.images_verb import IMAGES
 from ziggurat.cli.data.prepare_verb import PREPARE
 from ziggurat.cli.extensions import installed_verbs, load_extensions
 from ziggurat.cli.interrupts import Interrupts
@@ -57,7 +58,7 @@ OWN_VERBS = (
     *(DEMO, TRAIN, STREAM, TEACHER, PREPARE),
     *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
     *(EXPORT, RECOMMEND, INDEX, SERVE, ROLLBACK),
-    *(DATA, DRIFT, TOWERS),
+    *(DATA, DRIFT, IMAGES, TOWERS),
     *(PLAN, SIMULATE, CLUSTER, COMPARE, SCALE),
     *(RECIPES, REPORT, VERIFY, DOCTOR, BENCH),
 )

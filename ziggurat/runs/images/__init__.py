@@ -1,0 +1,1 @@
+"""Images: vectors of pictures for any model, and the scale model that makes them cheaper."""
