@@ -16,7 +16,7 @@ from ziggurat.data.pictures.found import find_pictures
 from ziggurat.data.pictures.picture_file import PictureFile
 from ziggurat.errors import ConfigError, DataError, FileError
 from ziggurat.files import FileLock
-from ziggurat.models.images import ScaleModel
+from ziggurat.models.images.scale_model import NearScale, ScaleModel
 from ziggurat.runs.images import embed as module
 from ziggurat.runs.images.embed import EmbedConfig, embed_pictures, refused_beside
 
@@ -139,13 +139,18 @@ def test_text_is_refused_before_any_work(shop: Path, tmp_path: Path) -> None:
 
 def scale_model(backbone: TinyBackbone, thumbnails: torch.Tensor | None = None) -> ScaleModel:
     """Sends half of the pictures on: those on one side of the median along the direction in which they differ most."""
-    scale = ScaleModel(resolutions=(32, 64), num_scans=(1, 5), dim=backbone.dim, backbone=backbone.config.fingerprint())
+    scale = NearScale(
+        resolutions=(32, 64),
+        num_scans=(1, 5),
+        dim=backbone.dim,
+        num_outputs=1,
+        thresholds=(0.5,),
+        backbone=backbone.config.fingerprint(),
+    )
     if thumbnails is not None:
         unit = torch.nn.functional.normalize(thumbnails, dim=1) * backbone.dim**0.5
         direction = torch.linalg.svd(unit - unit.mean(0)).Vh[0]
         with torch.no_grad():
-            scale.linear.weight.zero_()
-            scale.linear.bias.zero_()
             scale.linear.weight[0] = 10 * direction
             scale.linear.bias[0] = -10 * (unit @ direction).median() - 1e-3
     return scale

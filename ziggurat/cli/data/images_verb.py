@@ -20,6 +20,18 @@ examples:
   ziggurat images embed shop/ --weights efficientnet-lite0.pth --out vectors.parquet
   ziggurat images embed shop/ --backbone resnet18 --weights resnet18.safetensors --resolution 160 --out vectors.parquet
 """
+_SCALE_EPILOG = """Learns on a sample of pictures which are good enough when small, for `images embed --scale-model`.
+Good is a vector near that of the whole file (--tau), or with --by-class one that gives the class away: the folder in
+which a picture lies. How well it does is measured on pictures that were held out.
+examples:
+  ziggurat images scale shop/ --weights efficientnet-lite0.pth --by-class --out scale.json
+  ziggurat images scale shop/ --weights lite0.pth --resolutions 96,224,288 --scans 4,6,0 --tau 0.85 --out scale.json
+"""
+_PROGRESSIVE_EPILOG = """Copies whose first bytes are a small picture: with a scale model, no more of them is read than is needed.
+Given again, it goes on. FOLDER_refused.csv has the reason of each file without a copy.
+example:
+  ziggurat images progressive shop/ --out shop_progressive
+"""
 
 
 def add_images_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +42,8 @@ def add_images_arguments(parser: argparse.ArgumentParser) -> None:
         return actions.add_parser(name, help=summary, description=summary, epilog=epilog)
 
     _add_embed(action("embed", "turn pictures into vectors by a pretrained network", _EMBED_EPILOG))
+    _add_scale(action("scale", "learn which pictures are good enough when they are small", _SCALE_EPILOG))
+    _add_progressive(action("progressive", "write pictures as progressive JPEG", _PROGRESSIVE_EPILOG))
 
 
 def _add_embed(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +53,52 @@ def _add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resolution", type=int, default=224, metavar="R", help="side of all pictures (default: %(default)s)"
     )
+    parser.add_argument(
+        "--scale-model", metavar="FILE", default="", help="of `images scale`: picks the resolution of each picture"
+    )
     _add_batch(parser)
+    _add_limits(parser)
+    add_verbose(parser)
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    _add_pictures(parser)
+    _add_backbone(parser)
+    add_output(parser, "--out", suffix=".json", metavar="FILE", required=True, help="the scale model")
+    parser.add_argument(
+        "--resolutions", metavar="A,B", default="128,224,288", help="to choose among (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--scans",
+        metavar="A,B",
+        default="4,6,6",
+        help="of a progressive JPEG that each resolution is read of, 0 for all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--by-class", action="store_true", help="good is a vector that gives away the folder of the picture"
+    )
+    parser.add_argument(
+        "--tau",
+        type=float,
+        default=0.9,
+        help="without --by-class: good from this cosine to the vector of the whole file on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="share of pictures that may come out bad and would be good when large (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sample", type=int, default=2000, metavar="N", help="pictures to learn from, drawn (default: %(default)s)"
+    )
+    _add_limits(parser)
+    add_verbose(parser)
+
+
+def _add_progressive(parser: argparse.ArgumentParser) -> None:
+    _add_pictures(parser)
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="the folder of the copies")
     _add_limits(parser)
     add_verbose(parser)
 
@@ -80,13 +139,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def images(options: argparse.Namespace, rest: list[str]) -> int:
     """Do what is named behind `images`."""
-    return _embed(options)
+    return {"embed": _embed, "scale": _scale, "progressive": _progressive}[options.action](options)
 
 
 def _embed(options: argparse.Namespace) -> int:
     from ziggurat.data.pictures.found import find_pictures
     from ziggurat.data.pictures.picture_file import PictureLimits
-    from ziggurat.models.images import BackboneConfig
+    from ziggurat.models.images import BackboneConfig, ScaleModel
     from ziggurat.runs.images.embed import EmbedConfig, embed_pictures
     from ziggurat.training.report.progress import show_progress
 
@@ -100,11 +159,101 @@ def _embed(options: argparse.Namespace) -> int:
         pictures,
         backbone=BackboneConfig(name=options.backbone, weights=options.weights).build(),
         out=options.out,
+        scale=ScaleModel.load(options.scale_model) if options.scale_model else None,
         config=config,
         progress=show_progress(verbose=options.verbose),
     )
     _print_embedded(done, out=options.out)
     return 0
+
+
+def _scale(options: argparse.Namespace) -> int:
+    import random
+    from pathlib import PurePosixPath
+
+    from ziggurat.data.pictures.found import find_pictures
+    from ziggurat.data.pictures.picture_file import PictureLimits
+    from ziggurat.models.images import BackboneConfig
+    from ziggurat.runs.images.fit_scale import ScaleConfig, fit_scale_model, vectors_for_scale
+    from ziggurat.training.report.progress import show_progress
+
+    config = ScaleConfig(
+        resolutions=_numbers(options.resolutions, flag="--resolutions"),
+        num_scans=_numbers(options.scans, flag="--scans"),
+        tau=options.tau,
+        tolerance=options.tolerance,
+    )
+    pictures = find_pictures(options.pictures)
+    if len(pictures) > options.sample:
+        pictures = random.Random(config.seed).sample(pictures, options.sample)
+    backbone = BackboneConfig(name=options.backbone, weights=options.weights).build()
+    kept, vectors = vectors_for_scale(
+        pictures,
+        backbone=backbone,
+        config=config,
+        limits=PictureLimits(max_pixels=options.max_pixels),
+        progress=show_progress(verbose=options.verbose),
+    )
+    fit = fit_scale_model(
+        vectors,
+        flops=[backbone.flops(resolution) for resolution in config.resolutions],
+        backbone=backbone.config.fingerprint(),
+        classes=[PurePosixPath(picture.name).parent.name for picture in kept] if options.by_class else None,
+        config=config,
+    )
+    fit.model.save(options.out)
+    rows = [
+        (f"{resolution}", f"{good:.1%}", f"{share:.1%}", f"{flops / 1e6:,.0f}")
+        for resolution, good, share, flops in zip(
+            config.resolutions, fit.good, fit.shares, fit.flops_fixed, strict=True
+        )
+    ]
+    print_table(("resolution", "good, if all are there", "chosen for", "MFLOPs a picture"), rows)
+    print_line(
+        f"chosen: {fit.good_chosen:.1%} good, {fit.flops / 1e6:,.0f} MFLOPs a picture with its thumbnail, "
+        f"{fit.flops / fit.flops_fixed[-1]:.2f} of the largest; on {fit.num_pictures:,} pictures, held out in turn"
+    )
+    print_line(f"written to {options.out}")
+    return 0
+
+
+def _progressive(options: argparse.Namespace) -> int:
+    from ziggurat.data.pictures.found import find_pictures
+    from ziggurat.data.pictures.picture_file import PictureLimits
+    from ziggurat.data.pictures.progressive import ProgressiveFolder
+    from ziggurat.training.report.progress import show_progress
+
+    progress = show_progress(verbose=options.verbose)
+    pictures = find_pictures(options.pictures)
+    folder = ProgressiveFolder(options.out, limits=PictureLimits(max_pixels=options.max_pixels))
+    folder.check(pictures)
+    progress.begin("write", total=len(pictures))
+    for number, picture in enumerate(pictures, start=1):
+        folder.write(picture)
+        progress.update(number)
+    progress.end()
+    folder.write_refused()
+    done = folder.done
+    print_line(
+        f"{done.num_rewritten:,} pictures written as progressive JPEG to {options.out}, {done.num_copied:,} copied, "
+        f"{done.num_there:,} were there: {done.bytes_before:,} bytes before, {done.bytes_after:,} after"
+    )
+    print_line(f"{sum(done.refused.values()):,} files were refused; each with its reason: {folder.refused_path}")
+    return 0
+
+
+def _numbers(text: str, *, flag: str) -> tuple[int, ...]:
+    from ziggurat.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            expected="whole numbers with commas between them",
+            found=repr(text),
+            where=f"command line, {flag}",
+            ways_out=f"{flag} 128,224,288" if flag == "--resolutions" else f"{flag} 4,6,6",
+        ) from None
 
 
 def _print_embedded(done: Embedded, *, out: str) -> None:

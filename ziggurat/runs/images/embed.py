@@ -332,12 +332,10 @@ def _question(
     files = hashlib.sha256()
     for picture in pictures:
         files.update(repr((picture.name, *_facts(picture.path))).encode("utf-8", "surrogateescape"))
-    weights = [] if scale is None else [scale.linear.weight.tolist(), scale.linear.bias.tolist(), scale.margin]
-    chosen = [] if scale is None else [scale.resolutions, scale.num_scans]
     return {
         "pictures": files.hexdigest(),
         "backbone": backbone.config.fingerprint(),
-        "scale": digest_of([*weights, *chosen]),
+        "scale": "" if scale is None else digest_of(scale.to_json()),
         "config": to_json(config),
     }
 
