@@ -55,6 +55,7 @@ NAMES = {
     "data": "what repeats within a session, stored, read and computed once, against the plain way",
     "tables": "tables in few bits behind a cache: bytes with everything counted, and test AUC over seeds",
     "numerics": "dense products in few bits: error of formats, time of steps, dispatch, and the cost of a probe",
+    "images": "vectors of pictures: FLOPs and bytes by a scale model, against fixed resolutions that are as accurate",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
@@ -83,6 +84,7 @@ WITH_OPTIONS = (
     "numerics",
     "self_distil",
     "warm_start",
+    "images",
 )
 # These write what they have found after each case: their `run` takes `save`.
 SAVED_BY_CASE = ("gpu",)

@@ -27,7 +27,7 @@ examples:
   ziggurat images scale shop/ --weights efficientnet-lite0.pth --by-class --out scale.json
   ziggurat images scale shop/ --weights lite0.pth --resolutions 96,224,288 --scans 4,6,0 --tau 0.85 --out scale.json
 """
-_PROGRESSIVE_EPILOG = """Copies whose first bytes are a small picture: with a scale model, no more of them is read than is needed.
+_PROGRESSIVE_EPILOG = """Copies whose first bytes are a small picture: a scale model lets the rest be read where needed.
 Given again, it goes on. FOLDER_refused.csv has the reason of each file without a copy.
 example:
   ziggurat images progressive shop/ --out shop_progressive

@@ -89,6 +89,8 @@ class ScaleFit:
         good_chosen: the same at the chosen resolutions.
         flops: of a picture at the chosen resolutions, the thumbnail included; a mean.
         flops_fixed: of a picture at each resolution.
+        held_scores: of the pictures while they were held out, for thresholds of another tolerance.
+        held_good: whether their vectors were good at each resolution.
     """
 
     model: ScaleModel
@@ -98,6 +100,8 @@ class ScaleFit:
     good_chosen: float
     flops: float
     flops_fixed: tuple[int, ...]
+    held_scores: Float[Tensor, "N R-1"]
+    held_good: Bool[Tensor, "N R"]
 
 
 def vectors_for_scale(
@@ -192,6 +196,8 @@ def fit_scale_model(
         good_chosen=is_good[torch.arange(num), places].float().mean().item(),
         flops=torch.tensor(costs, dtype=torch.float64)[places].mean().item(),
         flops_fixed=tuple(flops),
+        held_scores=scores,
+        held_good=is_good,
     )
 
 
