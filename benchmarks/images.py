@@ -19,7 +19,7 @@ import hashlib
 import statistics
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ TOLERANCES = (0.0, 0.005, 0.01, 0.02, 0.03)
 SLACK = 0.3  # points of accuracy
 # Others than those that the ladder and the tolerance were chosen with.
 SEEDS = range(100, 105)
+Classify = Callable[[Tensor], Tensor]
 TRAIN_SHARE = 0.6
 TIMED = 96
 
@@ -113,17 +114,14 @@ class Study:
             found[order[: round(TRAIN_SHARE * len(rows))]] = True
         return found
 
-    def accuracy(self, fitted_on: Sequence[Tensor], counted: Tensor, is_train: Tensor) -> float:
-        """Return how many of the pictures that are counted are classified right, in per cent.
-
-        Args:
-            fitted_on: vectors of all pictures, at one resolution or several.
-            counted: vectors of all pictures, of which those outside of training count.
-            is_train: which pictures are fitted on.
-        """
+    def classifier(self, fitted_on: Sequence[Tensor], is_train: Tensor) -> Classify:
+        """Return a classifier that is fitted on vectors of all pictures, at one resolution or several."""
         train = torch.cat([each[is_train] for each in fitted_on])
         target = self.target[is_train].repeat(len(fitted_on))
-        classify = classifier(train, target, num_classes=self.num_classes)
+        return classifier(train, target, num_classes=self.num_classes)
+
+    def accuracy(self, classify: Classify, counted: Tensor, is_train: Tensor) -> float:
+        """Return how many of the pictures outside of training are classified right, in per cent."""
         is_right = classify(counted[~is_train]) == self.target[~is_train]
         return 100 * is_right.float().mean().item()
 
@@ -139,7 +137,9 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
     read = {scans: study.bytes_read(scans) for scans in sorted({0, *LADDER.num_scans})}
     flops = [backbone.flops(resolution) for resolution in LADDER.resolutions]
 
-    fixed = _fixed_rows(study, ladder, read, seeds)
+    say("  classifiers of all resolutions together")
+    joint = {seed: study.classifier(ladder, study.is_train(seed)) for seed in seeds}
+    fixed = _fixed_rows(study, joint, read)
     stopped = [row for row in fixed if row["scans"]]
     from_whole = [row for row in fixed if not row["scans"]]
     best = max(row["accuracy"] for row in from_whole)
@@ -171,7 +171,7 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
             shares = [(places[~is_train] == place).double().mean().item() for place in range(len(ladder))]
             curve[tolerance].append(
                 {
-                    "accuracy": study.accuracy(ladder, vectors, is_train),
+                    "accuracy": study.accuracy(joint[seed], vectors, is_train),
                     "flops": costs[places[~is_train]].mean().item(),
                     "bytes": bytes_of[~is_train].mean().item(),
                     **{f"at_{r}": share for r, share in zip(LADDER.resolutions, shares, strict=True)},
@@ -225,27 +225,24 @@ def _progressive(archive: Path) -> list[FoundPicture]:
     return find_pictures([folder.out])
 
 
-def _fixed_rows(
-    study: Study, ladder: Sequence[Tensor], read: dict[int, Tensor], seeds: range
-) -> list[dict[str, float]]:
+def _fixed_rows(study: Study, joint: Mapping[int, Classify], read: Mapping[int, Tensor]) -> list[dict[str, float]]:
     looks = [(resolution, 0) for resolution in FIXED]
     looks += [look for look in zip(LADDER.resolutions, LADDER.num_scans, strict=True) if look[1]]
     rows = []
     for resolution, scans in looks:
         say(f"  fixed {resolution}, {scans or 'all'} scans")
         vectors = study.vectors(resolution, num_scans=scans)
-        own = []
-        joint = []
-        for seed in seeds:
+        by_own = []
+        by_joint = []
+        for seed, classify in joint.items():
             is_train = study.is_train(seed)
-            own.append(study.accuracy([vectors], vectors, is_train))
-            if resolution in LADDER.resolutions:
-                joint.append(study.accuracy(ladder, vectors, is_train))
+            by_own.append(study.accuracy(study.classifier([vectors], is_train), vectors, is_train))
+            by_joint.append(study.accuracy(classify, vectors, is_train))
         rows.append(
             {
                 "resolution": resolution,
                 "scans": scans,
-                "accuracy": max(statistics.mean(own), statistics.mean(joint) if joint else 0.0),
+                "accuracy": max(statistics.mean(by_own), statistics.mean(by_joint)),
                 "flops": study.backbone.flops(resolution),
                 "bytes": read[scans].mean().item(),
             }
