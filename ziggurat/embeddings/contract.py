@@ -111,6 +111,10 @@ class Embeddings(Protocol):
         """The vectors of some rows of one table."""
         ...
 
+    def all_vectors(self, table: str) -> Float[Tensor, "rows D"]:
+        """The vectors of all rows of one table, with a gradient as those of `vectors`."""
+        ...
+
     def table(self, name: str) -> Float[Tensor, "rows D"]:
         """The weights of one table, detached; refused where this rank may not have all of them."""
         ...
@@ -256,6 +260,10 @@ class EmbeddingsWrapper(ListsOfSlices, nn.Module):
     ) -> Float[Tensor, "N D"]:
         """The vectors of some rows of one table."""
         return self.inner.vectors(table, rows_N, dtype=dtype)
+
+    def all_vectors(self, table: str) -> Float[Tensor, "rows D"]:
+        """The vectors of all rows of one table."""
+        return self.inner.all_vectors(table)
 
     def start(self, batch: Batch) -> Any:
         """Begin the lookup of a part of a batch, on many ranks; see `parallel/pipeline.py`."""

@@ -167,6 +167,14 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         """
         return self._vectors(self.flat(rows_N), table, dtype=dtype)
 
+    def all_vectors(self, table: str) -> Float[Tensor, "rows D"]:
+        """The vectors of all rows of one table, with a gradient as those of `vectors`; a dense table is not copied."""
+        if self.has_dense_gradients:
+            self.tables.check_filled()
+            return self.tables.parameter(table)
+        rows = torch.arange(self.tables.places[table].num_rows, device=self.tables.device)
+        return self.vectors(table, rows)
+
     def _vectors(self, given: Lookups, table: str, *, dtype: torch.dtype) -> Float[Tensor, "N D"]:
         layouts = self.table_layouts(table)
         flat = self.tables.checked(given, layouts)

@@ -57,6 +57,9 @@ from ziggurat.models.finalnet import FinalNet as FinalNet
 from ziggurat.models.finalnet import FinalNetConfig as FinalNetConfig
 from ziggurat.models.finalnet import Gating as Gating
 from ziggurat.models.finalnet import Residual as Residual
+from ziggurat.models.graph.lightgcn import LayerDtype as LayerDtype
+from ziggurat.models.graph.lightgcn import LightGCN as LightGCN
+from ziggurat.models.graph.lightgcn import LightGCNConfig as LightGCNConfig
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNet as MaskNet

@@ -35,6 +35,7 @@ from ziggurat.models.dlrm import DLRMConfig
 from ziggurat.models.dnn import DNNConfig
 from ziggurat.models.finalmlp import FinalMLPConfig
 from ziggurat.models.finalnet import FinalNetConfig
+from ziggurat.models.graph.lightgcn import LightGCNConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
@@ -125,6 +126,7 @@ BuiltInConfig = (
     | RankMixerConfig
     | OneTransConfig
     | TwoTowerConfig
+    | LightGCNConfig
     | NextItemConfig
     | SequenceRankerConfig
 )

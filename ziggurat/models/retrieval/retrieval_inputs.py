@@ -8,8 +8,12 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
 
 
-def check_retrieval_inputs(inputs: InputSpec) -> Items:
+def check_retrieval_inputs(inputs: InputSpec, *, model: str = "two_tower") -> Items:
     """The items of the inputs, after a look at what vectors of users and items need.
+
+    Args:
+        inputs: of the model.
+        model: its name, for errors.
 
     Raises:
         SchemaError: there are no items, no user feature, or a label that is not binary.
@@ -20,7 +24,7 @@ def check_retrieval_inputs(inputs: InputSpec) -> Items:
         raise SchemaError(
             expected="a schema that says which features describe the item",
             found="no items",
-            where="inputs of model two_tower",
+            where=f"inputs of model {model}",
             ways_out=(
                 'in the schema: [items], and below it id = "movie_id", features = ["movie_id", "genres"]',
                 "take a ranking model: dlrm, dcn_v2",
@@ -30,7 +34,7 @@ def check_retrieval_inputs(inputs: InputSpec) -> Items:
         raise SchemaError(
             expected="at least one feature of the user or the moment",
             found=f"item features only: {', '.join(items.features)}",
-            where="inputs of model two_tower",
+            where=f"inputs of model {model}",
             ways_out=("take features out of [items]", "add a feature of the user, or a history of items"),
         )
     numbers = [f"{label.name} has task = {label.task}" for label in inputs.labels if not label.task.has_positives]
@@ -38,14 +42,14 @@ def check_retrieval_inputs(inputs: InputSpec) -> Items:
         raise SchemaError(
             expected="binary labels: a positive sample is a question whose answer is its item",
             found=", ".join(numbers),
-            where="labels of the schema, model two_tower",
+            where=f"labels of the schema, model {model}",
             ways_out=("say what is liked: positive_from = 4.0", "take a ranking model"),
         )
     if inputs.sequences:
         raise ConfigError(
             expected="lists that are pooled: the encoders read one vector a feature",
             found=f"pooling = none for {', '.join(spec.name for spec in inputs.sequences)}",
-            where="features of the schema, model two_tower",
+            where=f"features of the schema, model {model}",
             ways_out="set pooling = mean or sum in the schema",
         )
     return items

@@ -252,6 +252,10 @@ class ShardedEmbeddings(ListsOfSlices, nn.Module):
         """Return the same as `EmbeddingTables.vectors`; collective, each rank asks for own rows. See `sequences.py`."""
         return self.list_exchange.vectors(table, rows_N, dtype=dtype)
 
+    def all_vectors(self, table: str) -> Float[Tensor, "rows D"]:
+        """Return the same as `EmbeddingTables.all_vectors`; collective, each rank asks for all rows."""
+        return self.vectors(table, torch.arange(self.inputs.table(table).num_rows, device=self.tables.device))
+
     def table(self, name: str) -> Tensor:
         """Refuse: a rank may hold a part of a table, or none of it.
 

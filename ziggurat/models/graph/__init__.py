@@ -1,0 +1,1 @@
+"""Models over the graph of users and items."""

@@ -1,0 +1,175 @@
+// Weighted sums of rows over a graph in CSR form. See ziggurat/ops/graph/propagation.py for what and why.
+//
+// Each row is added up by one thread, edge after edge, so results do not depend on the number of threads. The sums of 64
+// columns stand in registers while the edges of a row pass by; memory is asked for a few edges ahead.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "bfloat16.h"
+#include "memory.h"
+
+namespace {
+
+constexpr int64_t kAhead = 24;       // edges between asking for a row and reading it
+constexpr int64_t kTaskEdges = 4096;  // about so many edges are one task of a thread
+
+typedef float Wide __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t WideBits __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t WideHalves __attribute__((vector_size(32), aligned(2), may_alias));
+constexpr int64_t kWide = 16;
+
+inline Wide load(const float* from) { return *reinterpret_cast<const Wide*>(from); }
+inline void store(float* to, Wide x) { *reinterpret_cast<Wide*>(to) = x; }
+
+#ifdef __AVX512F__
+inline Wide load(const uint16_t* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (Wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+#else
+inline Wide load(const uint16_t* from) {
+  Wide x;
+  const Lanes low = load_bfloat16(from), high = load_bfloat16(from + kLanes);
+  std::memcpy(&x, &low, 32);
+  std::memcpy(reinterpret_cast<char*>(&x) + 32, &high, 32);
+  return x;
+}
+#endif
+inline void store(uint16_t* to, Wide x) {
+  Lanes low, high;
+  std::memcpy(&low, &x, 32);
+  std::memcpy(&high, reinterpret_cast<const char*>(&x) + 32, 32);
+  store_bfloat16(to, low);
+  store_bfloat16(to + kLanes, high);
+}
+
+inline float load_one(const float* from) { return *from; }
+inline float load_one(const uint16_t* from) { return from_bfloat16(*from); }
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(uint16_t* to, float x) { *to = to_bfloat16(x); }
+
+template <typename X>
+inline void ask_for_columns(const X* row, int64_t columns) {
+  for (int64_t byte = 0; byte < columns * static_cast<int64_t>(sizeof(X)); byte += 64)
+    ask_for(reinterpret_cast<const char*>(row) + byte);
+}
+
+struct Edges {
+  const int32_t* columns;
+  const float* weights;
+  int64_t size;      // of this row
+  int64_t readable;  // from `columns` on there are so many, of this row and those behind it
+};
+
+// Which edges of a long row take part; see edge_sampling.py, whose numbers these are.
+struct Sampling {
+  int64_t width;     // 0: all edges
+  int64_t strategy;  // 0 bucket, 1 fast_rand
+  int64_t rescales;
+  int64_t shift;
+};
+
+constexpr int64_t kPrime = 2147483647;
+
+// out = scale * (base + sum of weight * x[column]) for `vectors` vectors of columns.
+template <int64_t vectors, typename X, typename Out>
+inline void add_up(const Edges& edges, const X* x, int64_t stride, const float* base, float scale, Out* out) {
+  Wide sums[vectors];
+  for (int64_t v = 0; v < vectors; ++v) sums[v] = base ? load(base + v * kWide) : Wide{};
+  const int64_t asked = std::min(edges.size, edges.readable - kAhead);
+  int64_t e = 0;
+  for (; e < asked; ++e) {
+    ask_for_columns(x + static_cast<int64_t>(edges.columns[e + kAhead]) * stride, vectors * kWide);
+    const X* from = x + static_cast<int64_t>(edges.columns[e]) * stride;
+    const float weight = edges.weights[e];
+    for (int64_t v = 0; v < vectors; ++v) sums[v] += weight * load(from + v * kWide);
+  }
+  for (; e < edges.size; ++e) {
+    const X* from = x + static_cast<int64_t>(edges.columns[e]) * stride;
+    const float weight = edges.weights[e];
+    for (int64_t v = 0; v < vectors; ++v) sums[v] += weight * load(from + v * kWide);
+  }
+  for (int64_t v = 0; v < vectors; ++v) store(out + v * kWide, scale * sums[v]);
+}
+
+template <typename X, typename Out>
+void one_row(const Edges& edges, const X* x, int64_t dim, const float* base, float scale, Out* out) {
+  int64_t c = 0;
+  for (; c + 8 * kWide <= dim; c += 8 * kWide)
+    add_up<8>(edges, x + c, dim, base ? base + c : nullptr, scale, out + c);
+  if (c + 4 * kWide <= dim) {
+    add_up<4>(edges, x + c, dim, base ? base + c : nullptr, scale, out + c);
+    c += 4 * kWide;
+  }
+  for (; c + kWide <= dim; c += kWide)
+    add_up<1>(edges, x + c, dim, base ? base + c : nullptr, scale, out + c);
+  for (; c < dim; ++c) {
+    float sum = base ? base[c] : 0.0f;
+    for (int64_t e = 0; e < edges.size; ++e)
+      sum += edges.weights[e] * load_one(x + static_cast<int64_t>(edges.columns[e]) * dim + c);
+    store_one(out + c, scale * sum);
+  }
+}
+
+// Room of one thread for the edges that take part of a row.
+struct Chosen {
+  std::vector<int32_t> columns;
+  std::vector<float> weights;
+
+  explicit Chosen(int64_t width) : columns(width), weights(width) {}
+
+  Edges of(const Edges& all, int64_t row, const Sampling& sampling) {
+    const int64_t width = sampling.width, n = all.size, first = row * sampling.shift;
+    const float factor = sampling.rescales ? static_cast<float>(n) / static_cast<float>(width) : 1.0f;
+    const int64_t inside = first % (n / width), step = kPrime % n, begin = first % n;
+    for (int64_t k = 0; k < width; ++k) {
+      const int64_t e = sampling.strategy ? (begin + k * step) % n : k * n / width + inside;
+      columns[k] = all.columns[e];
+      weights[k] = all.weights[e] * factor;
+    }
+    return {columns.data(), weights.data(), width, width};
+  }
+};
+
+// rows: numbers of the rows that are wanted, or null for all of them. base and out have one row for each of those.
+template <typename X, typename Out>
+void propagate(const int64_t* offsets, const int32_t* columns, const float* weights, int64_t num_edges, const X* x,
+               int64_t dim, const int64_t* rows, int64_t num_rows, const float* base, float scale, Out* out,
+               const Sampling& sampling, int64_t threads) {
+  // Tasks of about equally many edges, a row is never divided: its sum has one order.
+  const int64_t wanted = rows ? 64 : num_rows * kTaskEdges / std::max<int64_t>(num_edges, 1);
+  const int64_t task_rows = std::clamp<int64_t>(wanted, 1, 4096);
+#pragma omp parallel num_threads(threads)
+  {
+    Chosen chosen(sampling.width);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t first = 0; first < num_rows; first += task_rows) {
+      for (int64_t i = first; i < std::min(num_rows, first + task_rows); ++i) {
+        const int64_t row = rows ? rows[i] : i;
+        const int64_t begin = offsets[row];
+        Edges edges{columns + begin, weights + begin, offsets[row + 1] - begin, num_edges - begin};
+        if (sampling.width && edges.size > sampling.width) edges = chosen.of(edges, row, sampling);
+        one_row(edges, x, dim, base ? base + i * dim : nullptr, scale, out + i * dim);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+#define PROPAGATE(name, X, Out)                                                                                      \
+  void name(const int64_t* offsets, const int32_t* columns, const float* weights, int64_t num_edges, const X* x,     \
+            int64_t dim, const int64_t* rows, int64_t num_rows, const float* base, float scale, Out* out,            \
+            int64_t width, int64_t strategy, int64_t rescales, int64_t shift, int64_t threads) {                     \
+    const Sampling sampling{width, strategy, rescales, shift};                                                       \
+    propagate(offsets, columns, weights, num_edges, x, dim, rows, num_rows, base, scale, out, sampling, threads);    \
+  }
+
+PROPAGATE(ziggurat_propagate_f32_f32, float, float)
+PROPAGATE(ziggurat_propagate_bf16_bf16, uint16_t, uint16_t)
+PROPAGATE(ziggurat_propagate_bf16_f32, uint16_t, float)
+}
