@@ -47,6 +47,7 @@ from ziggurat.models.contract.reads import Reads, finds_items, is_linear, ranks_
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
 from ziggurat.parallel.job import launched_ranks
+from ziggurat.recipes.graph import gowalla_lightgcn, table_lightgcn
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
@@ -480,8 +481,10 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     mlperf_dlrm,
     mlperf_dcn_v2,
     *(_recipe("synthetic", model, run=_synthetic, about=_SYNTHETIC) for model in (DATA_DLRM, DATA_DCN_V2)),
-    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls.reads is not Reads.NEXT_ITEMS),
+    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls.reads not in (Reads.NEXT_ITEMS, Reads.PAIRS)),
     *NEXT_ITEM_TABLE_RECIPES,
+    gowalla_lightgcn,
+    table_lightgcn,
 )
 
 

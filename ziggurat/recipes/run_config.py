@@ -176,7 +176,8 @@ class RunConfig:
     def stop_metric(self, *, own: Iterable[str] = ()) -> str:
         """The metric that decides which checkpoint is the best; see `early_stop.stop_metric`."""
         schema = self.table_schema
-        more = full_ranking_names(schema.labels) if finds_items(self.model) else ()
+        has_users = bool(schema.group)
+        more = full_ranking_names(schema.labels, has_users=has_users) if finds_items(self.model) else ()
         facts = {"labels": schema.labels, "has_groups": bool(schema.group)}
         return stop_metric(self.training.early_stop, **facts, own=own, more=more)
 

@@ -153,7 +153,9 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
     if name:
         path = fetch(name, source=config.dataset.source or None)
         if path.is_dir():
-            files = {split: (str(path / f"{split}.parquet"),) for split in ("train", "valid", "test")}
+            # A public split may have no validation part.
+            of_split = {split: path / f"{split}.parquet" for split in ("train", "valid", "test")}
+            files = {split: (str(file),) if file.exists() else () for split, file in of_split.items()}
         else:
             files = {"train": (str(path),)}
         return dataclasses.replace(config.data, **files)

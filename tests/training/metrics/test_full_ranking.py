@@ -24,6 +24,7 @@ from ziggurat.training.metrics.full_ranking import (
     had_targets,
     left_out,
     rank_all,
+    rank_of_users,
     repeats_lines,
 )
 from ziggurat.training.metrics.ranking import ranking_metrics
@@ -205,3 +206,56 @@ def test_the_protocol_is_said_and_a_warning_where_answers_differ():
     assert repeats_lines({"auc": 0.5}, repeats=Repeats.LEAVE_OUT_BUT_TARGET) == []
     both = {"full_repeated/a": 0.0, "full_repeated/b": 0.5}
     assert "of 'b'" in repeats_lines(both, repeats=Repeats.LEAVE_OUT_BUT_TARGET)[2]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_users_who_ask_several_times_have_one_list(seed):
+    """As if each question were asked by itself, ties and unknown targets included."""
+    rng = np.random.default_rng(seed)
+    num_users, num_items, depth = int(rng.integers(1, 150)), int(rng.integers(1, 60)), int(rng.integers(1, 70))
+    items = torch.from_numpy(rng.integers(-2, 3, (num_items, 3)).astype(np.float32))
+    vectors = torch.from_numpy(rng.integers(-2, 3, (num_users, 3)).astype(np.float32))
+    users = torch.from_numpy(np.sort(rng.integers(0, num_users, 4 * num_users)))
+    had = rng.random((num_users, num_items)) < 0.2
+    targets = np.array([rng.choice([-1, *np.flatnonzero(~had[user])]) for user in users.tolist()])
+    by_user = torch.from_numpy(np.argwhere(had))
+    by_question = torch.from_numpy(np.argwhere(had[users.numpy()]))
+    whole = Questions(users=vectors[users], targets=torch.from_numpy(targets), excluded=by_question)
+    some = Questions(users=vectors, targets=torch.from_numpy(targets), excluded=by_user)
+    wanted = rank_all(items, whole, depth=depth)
+    found = rank_of_users(items, some, users_Q=users, depth=depth)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_recall_and_ndcg_of_users(seed):
+    rng = np.random.default_rng(seed)
+    ranks = rng.integers(0, 60, 200)
+    users = rng.integers(0, 30, 200)  # 0 is nobody
+    weights = torch.from_numpy((rng.random((200, 1)) < 0.8).astype(np.float32))
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=80, ks=(5,), has_users=True)
+    for some in (slice(0, 90), slice(90, None)):
+        ranks_Q = torch.from_numpy(ranks[some])
+        lists_QK = torch.zeros(len(ranks_Q), 5, dtype=torch.int64)
+        is_repeated_Q = torch.zeros(len(ranks_Q), dtype=torch.bool)
+        sums.add(ranks_Q, lists_QK, weights[some], is_repeated_Q=is_repeated_Q, units_Q=users[some])
+    recalls, ndcgs = [], []
+    for user in range(1, 30):
+        own = [r for r, u, w in zip(ranks, users, weights[:, 0].tolist(), strict=True) if u == user and w]
+        hits = [r for r in own if 0 < r <= 20]
+        if own:
+            best = sum(1 / math.log2(place + 1) for place in range(1, min(len(own), 20) + 1))
+            recalls.append(len(hits) / len(own))
+            ndcgs.append(sum(1 / math.log2(r + 1) for r in hits) / best)
+    found = sums.compute()
+    assert set(found) == set(full_ranking_names(sums.labels, ks=(5,), has_users=True))
+    assert found["full_user_recall@20"] == pytest.approx(np.mean(recalls))
+    assert found["full_user_ndcg@20"] == pytest.approx(np.mean(ndcgs))
+
+
+def test_without_a_user_there_is_no_metric_of_users():
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=4, ks=(1,), has_users=True)
+    found = sums.compute()
+    assert math.isnan(found["full_user_recall@20"])
+    assert math.isnan(found["full_user_ndcg@20"])

@@ -5,6 +5,7 @@
     movielens-1m-histories   the same file with what each user liked before; the same source
     movielens-1m-events      the file of movielens-1m; its schema takes the rows for events
     beauty-events  the file events.parquet                           none: name Beauty.txt of S3-Rec
+    gowalla        a folder: train and test.parquet                  none: name the folder of LightGCN's files
     yambda-events  events.parquet of the user's own files            none: name their folder
     yambda-made    the same of small made files                      made here
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from ziggurat.data.datasets import criteo
 from ziggurat.data.datasets.frappe import fetch_frappe, frappe_schema
+from ziggurat.data.datasets.gowalla import fetch_gowalla, gowalla_schema
 from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
 from ziggurat.data.datasets.movielens_events import events_schema
 from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
@@ -35,6 +37,7 @@ DATASETS = (
     "movielens-1m-histories",
     "movielens-1m-events",
     "beauty-events",
+    "gowalla",
     "yambda-events",
     "yambda-made",
     "frappe",
@@ -65,6 +68,8 @@ def fetch(
         return fetch_histories(source=source, cache=cache)
     if name == "beauty-events":
         return fetch_beauty(source=source, cache=cache)
+    if name == "gowalla":
+        return fetch_gowalla(source=source, cache=cache)
     if name == "yambda-events":
         return fetch_yambda(source=source, cache=cache)
     if name == "yambda-made":
@@ -86,6 +91,8 @@ def schema_for(name: str) -> Schema:
         return events_schema()
     if name == "beauty-events":
         return beauty_schema()
+    if name == "gowalla":
+        return gowalla_schema()
     if name in ("yambda-events", "yambda-made"):
         return yambda_schema(share=10 if name == "yambda-made" else 1362, candidates=10)
     if name == "frappe":

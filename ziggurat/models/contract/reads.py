@@ -17,6 +17,7 @@ class Reads(StrEnum):
     PERHAPS_A_HISTORY = "samples, and histories where there are some"
     A_HISTORY = "samples with a sequence"
     ITEMS = "samples whose schema has [items]"
+    PAIRS = "a user and an item, whose schema has [items]"
     NEXT_ITEMS = "events without labels"
     CANDIDATES = "events with labels"
 
@@ -44,6 +45,7 @@ class Reads(StrEnum):
 _WANTED = {
     Reads.A_HISTORY: " with a sequence",
     Reads.ITEMS: " whose schema has [items]",
+    Reads.PAIRS: " of users and items, whose schema has [items]",
     Reads.CANDIDATES: " whose schema has [events] and a [[label]]",
 }
 

@@ -93,7 +93,7 @@ class LightGCNConfig:
 
     finds_items: ClassVar[bool] = True
 
-    reads: ClassVar[Reads] = Reads.ITEMS
+    reads: ClassVar[Reads] = Reads.PAIRS
 
     kind: Literal["lightgcn"] = "lightgcn"
     embedding_dim: Dim = 64

@@ -42,9 +42,11 @@ from ziggurat.training.metrics.full_ranking import (
     had_targets,
     left_out,
     rank_all,
+    rank_of_users,
 )
 
 _ROWS = 8_192
+_MOST_AT_ONCE = 200_000  # items whose scores fit into memory for some users at a time
 _TIME = "time:"
 
 
@@ -94,7 +96,8 @@ class FullRankings:
         self._valid = valid
         self._made: dict[bool, FullRanking] = {}
         has_any = model.finds_items and is_dataset(train)
-        self.names = tuple(full_ranking_names(model.inputs.labels)) if has_any else ()
+        inputs = model.inputs
+        self.names = tuple(full_ranking_names(inputs.labels, has_users=inputs.has_groups)) if has_any else ()
 
     def begin(self, dataset: object) -> FullRankingPass | None:
         """The full ranking of a split, the validation data as what came before any other; collective on many ranks."""
@@ -164,6 +167,11 @@ class FullRanking:
             if spec.table == self.item.table and spec.name not in items.features
         ]
         self._had = HadBefore(pair for dataset in (train, *before) for pair in self._pairs(dataset))
+
+    @property
+    def has_histories(self) -> bool:
+        """True if samples have lists of items of their own, beside what their group had."""
+        return bool(self._histories)
 
     def begin(self, model: FindsItems, *, ks: Sequence[int] = DEFAULT_KS) -> FullRankingPass:
         """Compute the vectors of all items; collective on many ranks."""
@@ -268,7 +276,11 @@ class FullRankingPass:
         self._depth = max(ks)
         self._num_vectors: int = getattr(model, "num_vectors", 1)
         self._sums = FullRankingSums(
-            model.inputs.labels, num_items=ranking.items.num_rows, ks=ks, repeats=ranking.repeats
+            model.inputs.labels,
+            num_items=ranking.items.num_rows,
+            ks=ks,
+            repeats=ranking.repeats,
+            has_users=ranking.inputs.has_groups,
         )
         # Of the model's first parameter: all of them lie on one device.
         self._device = next(iter(cast(Model, model).parameters())).device
@@ -302,8 +314,12 @@ class FullRankingPass:
             targets=torch.from_numpy(targets).to(self._device),
             excluded=torch.from_numpy(excluded).to(self._device),
         )
-        ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
         is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
+        of_users = None if batch.groups is None else self._by_user(questions, batch.groups.cpu()[samples])
+        if of_users is None or bool(is_repeated_Q.any()):
+            ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
+        else:
+            ranks_Q, lists_QK = self._ranked(*of_users)
         # Questions of a user are not independent: the error is that of whole users.
         units_B = batch.row_ids if batch.groups is None else batch.groups
         self._sums.add(
@@ -313,6 +329,43 @@ class FullRankingPass:
             is_repeated_Q=is_repeated_Q,
             units_Q=units_B.cpu().numpy()[numbers],
         )
+
+    def _by_user(self, questions: Questions, groups_Q: Tensor) -> tuple[Questions, Tensor, Tensor] | None:
+        """Return the questions in the order of users, the user of each, and the order; None where that saves nothing.
+
+        Users that ask several times with one vector, and had the same, have one list.
+        """
+        num_items = self._ranking.items.num_rows
+        if self._ranking.has_histories or len(self._items_ND) > _MOST_AT_ONCE or not len(groups_Q):
+            return None
+        order_Q = groups_Q.argsort(stable=True)
+        _, users_Q, counts_U = torch.unique_consecutive(groups_Q[order_Q], return_inverse=True, return_counts=True)
+        if len(groups_Q) < 2 * len(counts_U) or bool((groups_Q == 0).any()):
+            return None
+        firsts_U = order_Q[counts_U.cumsum(0) - counts_U]
+        vectors_UD = questions.users[firsts_U.to(self._device)]
+        if not torch.equal(vectors_UD[users_Q.to(self._device)], questions.users[order_Q.to(self._device)]):
+            return None
+        # What the first question of a user leaves out is what all of them do.
+        user_of_first = torch.full((len(groups_Q),), -1, dtype=torch.int64)
+        user_of_first[firsts_U] = torch.arange(len(counts_U))
+        user_E = user_of_first.to(self._device)[questions.excluded[:, 0]]
+        pairs = torch.stack([user_E, questions.excluded[:, 1]], dim=1)[user_E >= 0]
+        # By user: their first questions need not ascend as they do.
+        pairs = pairs[(pairs[:, 0] * num_items + pairs[:, 1]).argsort()]
+        sorted_questions = Questions(
+            users=vectors_UD, targets=questions.targets[order_Q.to(self._device)], excluded=pairs
+        )
+        return sorted_questions, users_Q.to(self._device), order_Q.to(self._device)
+
+    def _ranked(self, questions: Questions, users_Q: Tensor, order_Q: Tensor) -> tuple[Tensor, Tensor]:
+        """Ranks and lists of questions by user, in the order in which they were asked."""
+        ranks, lists = rank_of_users(self._items_ND, questions, users_Q=users_Q, depth=self._depth)
+        ranks_Q = torch.empty_like(ranks)
+        lists_QK = torch.empty_like(lists)
+        ranks_Q[order_Q] = ranks
+        lists_QK[order_Q] = lists
+        return ranks_Q, lists_QK
 
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """The metrics of all questions; collective where there is a process group."""

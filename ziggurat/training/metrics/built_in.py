@@ -199,6 +199,20 @@ class _FullAnswered(_OfFullRanking):
     has_places = True
 
 
+class _FullUserRecall(_OfFullRanking):
+    name = "full_user_recall"
+    shown = "recall of users"
+    decides = True
+    has_places = True
+    beside = "full_user_ndcg"
+
+
+class _FullUserNdcg(_OfFullRanking):
+    name = "full_user_ndcg"
+    shown = "NDCG of users"
+    has_places = True
+
+
 for _member in (
     _Auc(),
     _LogLoss(),
@@ -217,5 +231,7 @@ for _member in (
     _FullNdcg(),
     _FullMrr(),
     _FullAnswered(),
+    _FullUserRecall(),
+    _FullUserNdcg(),
 ):
     Metric.add(_member)

@@ -12,6 +12,12 @@ schema says (`[items] repeats`, see `features/items.py`).
     full_answered@k   share of questions whose item stands among the first k of the answer that would be given: the same
                       as full_recall@k, unless the target is spared from what answers leave out
 
+Where samples have a group, two metrics are of users, not of questions: what papers on graphs of users and items report
+(He et al., SIGIR 2020). A user with n questions has n right answers in one list of 20:
+
+    full_user_recall@20   mean over users of (questions with r ≤ 20) / n
+    full_user_ndcg@20     mean over users of Σ 1 / log₂(r + 1) over these, divided by that of the best list
+
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
 the order of the items' rows, as one order is what `full_answered` and coverage need of a list; `mrr` of groups takes
@@ -48,18 +54,29 @@ from ziggurat.training.metrics.jackknife import BLOCKS, blocks_of, half_width
 DEFAULT_KS = (10, 50, 100)
 REPEATED = "full_repeated"
 RECALL, ANSWERED = "full_recall", "full_answered"
+USER_K = 20
+USER_RECALL, USER_NDCG = f"full_user_recall@{USER_K}", f"full_user_ndcg@{USER_K}"
 _QUESTIONS, _ITEMS = 512, 65_536  # of one matrix product
+_USERS = 64  # of one matrix product where users ask several times
 
 
-def full_ranking_names(labels: Sequence[Label | LabelSpec], *, ks: Sequence[int] = DEFAULT_KS) -> list[str]:
+def full_ranking_names(
+    labels: Sequence[Label | LabelSpec], *, ks: Sequence[int] = DEFAULT_KS, has_users: bool = False
+) -> list[str]:
     """The names of the metrics, label by label; they end in `/label` where there are several.
 
     Those of recall come first, with the middle k before the others: it is what a run is judged by.
+
+    Args:
+        labels: of the data.
+        ks: lengths of lists.
+        has_users: whether samples have a group; metrics of users come last.
     """
     middle = sorted(ks)[len(ks) // 2]
     names = [f"full_recall@{k}" for k in (middle, *(k for k in ks if k != middle))]
     names += [f"full_ndcg@{k}" for k in ks] + ["full_mrr"] + [f"full_coverage@{k}" for k in ks] + [REPEATED]
     names += [f"{ANSWERED}@{k}" for k in ks]
+    names += [USER_RECALL, USER_NDCG] if has_users else []
     return [f"{name}/{label.name}" if len(labels) > 1 else name for label in labels for name in names]
 
 
@@ -182,6 +199,53 @@ def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[T
     return torch.where((targets_Q >= 0) & ~wanted_Q.isnan(), better_Q + 1, 0), lists_QK
 
 
+def rank_of_users(
+    items_ND: Float[Tensor, "N D"], questions: Questions, *, users_Q: Int64[Tensor, "Q"], depth: int
+) -> tuple[Int64[Tensor, "Q"], Int64[Tensor, "Q depth"]]:
+    """`rank_all` of questions whose users ask several times: scores and list of a user are computed once.
+
+    Args:
+        items_ND: vectors of all items.
+        questions: `users` and `excluded` by user, (U, D) and pairs of user and item; `targets` by question, none of
+            them among what its user had.
+        users_Q: the user of each question, ascending.
+        depth: items of each list.
+    """
+    targets_Q = questions.targets
+    num_users = len(questions.users)
+    own_Q = targets_Q.clamp(min=0)
+    wanted_Q = (questions.users[users_Q] * items_ND[own_Q]).sum(dim=1)
+    better_Q = torch.zeros_like(targets_Q)
+    lists_UK = targets_Q.new_full((num_users, depth), -1)
+    firsts = torch.arange(0, num_users + _USERS, _USERS, device=items_ND.device)
+    bounds_Q = torch.searchsorted(users_Q, firsts).tolist()
+    bounds_E = torch.searchsorted(questions.excluded[:, 0].contiguous(), firsts).tolist()
+    places_N = torch.arange(len(items_ND), device=items_ND.device)
+    for number, first in enumerate(range(0, num_users, _USERS)):
+        scores_UN = questions.users[first : first + _USERS] @ items_ND.T
+        asked = slice(bounds_Q[number], bounds_Q[number + 1])
+        pairs = questions.excluded[bounds_E[number] : bounds_E[number + 1]]
+        rows_Q = users_Q[asked] - first
+        wanted = wanted_Q[asked].unsqueeze(1)
+        is_there = targets_Q[asked] >= 0
+        # One number for a target, so that how a matrix product rounds does not move it past itself.
+        scores_UN[rows_Q[is_there], own_Q[asked][is_there]] = wanted_Q[asked][is_there]
+        scores_UN[pairs[:, 0] - first, pairs[:, 1]] = -torch.inf
+        scores_UN.masked_fill_(scores_UN.isnan(), -torch.inf)  # sorting would put it first
+        of_question_QN = scores_UN[rows_Q]
+        better = (of_question_QN > wanted).sum(dim=1)
+        # Equal scores stand in the order of items; of most targets none but the own is equal.
+        is_tied = (of_question_QN == wanted).sum(dim=1) > 1
+        tied = is_tied.nonzero().squeeze(1)
+        ahead = (of_question_QN[tied] == wanted[tied]) & (places_N < own_Q[asked][tied].unsqueeze(1))
+        better_Q[asked] = better.index_add(0, tied, ahead.sum(dim=1))
+        top_UK, at_UK = _first(scores_UN, depth)
+        found_UK = torch.where(top_UK > -torch.inf, at_UK, -1)
+        lists_UK[first : first + _USERS, : found_UK.shape[1]] = found_UK
+    ranks_Q = torch.where((targets_Q >= 0) & ~wanted_Q.isnan(), better_Q + 1, 0)
+    return ranks_Q, lists_UK[users_Q]
+
+
 def _first(scores_QN: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """The best of each row, equal ones by place; `topk` picks any of those that tie at its end, so ties are redone."""
     depth = min(depth, scores_QN.shape[1])
@@ -202,6 +266,7 @@ class FullRankingSums:
         num_items: N.
         ks: lengths of lists.
         repeats: the protocol; it says what answers leave out.
+        has_users: whether questions have a user, whom `units_Q` then names.
     """
 
     def __init__(
@@ -211,8 +276,10 @@ class FullRankingSums:
         num_items: int,
         ks: Sequence[int] = DEFAULT_KS,
         repeats: Repeats = Repeats.LEAVE_OUT_BUT_TARGET,
+        has_users: bool = False,
     ) -> None:
         self.labels = tuple(labels)
+        self.has_users = has_users
         self.ks = tuple(ks)
         self.num_items = num_items
         self.repeats = repeats
@@ -220,6 +287,7 @@ class FullRankingSums:
         self._sums = torch.zeros(len(labels), 3 * len(ks) + 3, dtype=torch.float64)
         self._block_sums = torch.zeros(BLOCKS, *self._sums.shape, dtype=torch.float64)
         self._covered = torch.zeros(len(labels), len(ks), num_items, dtype=torch.bool)
+        self._of_users = [_UserSums() for _ in labels]
 
     def add(
         self,
@@ -257,7 +325,10 @@ class FullRankingSums:
             # The same sums by blocks of users, which the error is estimated from.
             self._block_sums.index_add_(0, blocks_Q, weights_QL.double().unsqueeze(2) * values.unsqueeze(1))
         for label in range(len(self.labels)):
-            asked = lists_QK[weights_QL[:, label] > 0]
+            is_asked_Q = weights_QL[:, label] > 0
+            if self.has_users and units_Q is not None:
+                self._of_users[label].add(units_Q[is_asked_Q.numpy()], ranks_Q[is_asked_Q].numpy())
+            asked = lists_QK[is_asked_Q]
             for index, k in enumerate(self.ks):
                 numbers = asked[:, :k].flatten()
                 self._covered[label, index, numbers[numbers >= 0]] = True
@@ -289,6 +360,8 @@ class FullRankingSums:
             values |= dict(zip((f"full_coverage@{k}" for k in self.ks), shares, strict=True))
             values |= {REPEATED: means[2 * num + 1]}
             values |= dict(zip((f"{ANSWERED}@{k}" for k in self.ks), means[2 * num + 2 : 3 * num + 2], strict=True))
+            if self.has_users:
+                values |= self._of_users[index].means(process_group)
             end = f"/{label.name}" if len(self.labels) > 1 else ""
             found |= {name + end: value for name, value in values.items()}
         return found
@@ -310,6 +383,73 @@ class FullRankingSums:
             end = f"/{label.name}" if len(self.labels) > 1 else ""
             found |= {name + end: half_width(means[:, index, column]) for column, name in enumerate(names)}
         return found
+
+
+class _UserSums:
+    """Hits, gains and questions of each user, of one label."""
+
+    def __init__(self) -> None:
+        self._users: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._sums: list[NDArray[np.float64]] = [np.empty((0, 3))]
+
+    def add(self, users_Q: NDArray[np.int64], ranks_Q: NDArray[np.int64]) -> None:
+        """Count some questions; rank 0 is a target that cannot be found."""
+        is_known_Q = users_Q != 0  # 0 is a missing group: nobody
+        users_Q = users_Q[is_known_Q]
+        ranks_Q = ranks_Q[is_known_Q]
+        is_hit_Q = (ranks_Q > 0) & (ranks_Q <= USER_K)
+        gains_Q = np.where(is_hit_Q, 1.0 / np.log2(np.maximum(ranks_Q, 1) + 1.0), 0.0)
+        columns = np.stack([is_hit_Q.astype(np.float64), gains_Q, np.ones(len(users_Q))], axis=1)
+        users_U, sums_U3 = _summed(users_Q, columns)
+        self._users.append(users_U)
+        self._sums.append(sums_U3)
+
+    def means(self, process_group: dist.ProcessGroup | None) -> dict[str, float]:
+        """Return both metrics over all users; collective where there is a process group."""
+        users_U, sums_U3 = _summed(np.concatenate(self._users), np.concatenate(self._sums))
+        if process_group is not None:
+            users_U, sums_U3 = _summed(*_of_all_ranks(users_U, sums_U3, process_group))
+        if not len(users_U):
+            return {USER_RECALL: math.nan, USER_NDCG: math.nan}
+        best_K = np.cumsum(1.0 / np.log2(np.arange(1, USER_K + 1) + 1.0))
+        counts_U = sums_U3[:, 2]
+        best_U = best_K[np.minimum(counts_U, USER_K).astype(np.int64) - 1]
+        return {
+            USER_RECALL: float((sums_U3[:, 0] / counts_U).mean()),
+            USER_NDCG: float((sums_U3[:, 1] / best_U).mean()),
+        }
+
+
+def _summed(users: NDArray[np.int64], sums: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Each user once, with the sum of the rows."""
+    distinct_U, inverse = np.unique(users, return_inverse=True)
+    columns = [np.bincount(inverse, weights=column, minlength=len(distinct_U)) for column in sums.T]
+    return distinct_U, np.stack(columns, axis=1)
+
+
+def _of_all_ranks(
+    users_U: NDArray[np.int64], sums_U3: NDArray[np.float64], group: dist.ProcessGroup
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The rows of all ranks, in rank order, on each of them; collective."""
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    size = torch.tensor([len(users_U)], device=device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    with communicating("metrics of users"):
+        dist.all_gather(sizes, size, group=group)
+        longest = max(int(each) for each in sizes)
+        # Collectives need equal shapes: all pad to the longest.
+        users = torch.zeros(longest, dtype=torch.int64, device=device)
+        sums = torch.zeros(longest, 3, dtype=torch.float64, device=device)
+        users[: len(users_U)] = torch.from_numpy(users_U)
+        sums[: len(users_U)] = torch.from_numpy(sums_U3)
+        of_users = [torch.empty_like(users) for _ in sizes]
+        of_sums = [torch.empty_like(sums) for _ in sizes]
+        dist.all_gather(of_users, users, group=group)
+        dist.all_gather(of_sums, sums, group=group)
+    counts = [int(each) for each in sizes]
+    kept = [tensor[:count].cpu().numpy() for tensor, count in zip(of_users, counts, strict=True)]
+    kept_sums = [tensor[:count].cpu().numpy() for tensor, count in zip(of_sums, counts, strict=True)]
+    return np.concatenate(kept), np.concatenate(kept_sums)
 
 
 def has_repeats(metrics: Mapping[str, float]) -> bool:
