@@ -38,7 +38,7 @@ WITHOUT = {
     ),
     *("Recommender", "Run", "export_run", "NextItem", "NextItemConfig", "SequenceRanker", "SequenceRankerConfig"),
     *("TwoTower", "TwoTowerConfig", "BSTConfig", "DIENConfig", "DINConfig", "OneTransConfig", "RankMixerConfig"),
-    "TransActConfig",
+    *("TransActConfig", "LightGCN", "LightGCNConfig"),
 }
 MODELS = {name.removesuffix("Config") for name in zg.__all__ if name.endswith("Config")}
 NAMES = sorted(set(zg.__all__) - WITHOUT - MODELS)

@@ -57,6 +57,8 @@ from ziggurat.models import FinalMLPConfig as FinalMLPConfig
 from ziggurat.models import FinalNet as FinalNet
 from ziggurat.models import FinalNetConfig as FinalNetConfig
 from ziggurat.models import HistoryInput as HistoryInput
+from ziggurat.models import LightGCN as LightGCN
+from ziggurat.models import LightGCNConfig as LightGCNConfig
 from ziggurat.models import LogisticRegression as LogisticRegression
 from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
 from ziggurat.models import LossSums as LossSums

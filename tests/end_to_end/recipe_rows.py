@@ -1,7 +1,7 @@
 """A few made rows for every recipe: each data set that recipes name has its columns, small, with nothing fetched.
 
     movielens-1m, -histories, -events   one Parquet file with the columns of all three
-    beauty-events, yambda-*, frappe     Parquet files as their own `fetch` leaves them
+    beauty-events, yambda-*, frappe, gowalla   Parquet files as their own `fetch` leaves them
     criteo-*                            tab-separated text; lists of ids in Parquet where the schema asks for lists
     table_*                             clicks with histories, an event log, or questions: what the model needs
 
@@ -36,6 +36,12 @@ from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.next_item import NEXT_ITEM_TABLE_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 
+PAIRS = zg.Schema(
+    features=(zg.Categorical(name="user"), zg.Categorical(name="item")),
+    labels=(zg.Label(name="click"),),
+    group="user",
+    items=zg.Items(id="item"),
+)
 OF_EVENTS = tuple(recipe.__name__ for recipe in NEXT_ITEM_TABLE_RECIPES)
 MAX_HASHED_ROWS = 500
 
@@ -48,9 +54,10 @@ def with_rows(name: str, *, folder: Path) -> RunConfig:
         folder: where the rows are, or will be.
     """
     if name.startswith("table_"):
-        table = {"table_sequence_ranker": "questions"}.get(name, "watched" if name in OF_EVENTS else "clicks")
+        of_model = {"table_sequence_ranker": "questions", "table_lightgcn": "pairs"}
+        table = of_model.get(name, "watched" if name in OF_EVENTS else "clicks")
         config = recipe_named(name, schema=zg.read_schema(_schema_of(table, folder)))
-        by = {"clicks": SplitBy.TIME, "questions": SplitBy.WINDOWS}.get(table, config.data.split.by)
+        by = {"clicks": SplitBy.TIME, "questions": SplitBy.WINDOWS}.get(table, config.data.split.by)  # pairs: RANDOM
         split = dataclasses.replace(config.data.split, by=by) if table != "clicks" else SplitConfig(by=by)
         files = dataclasses.replace(config.data, train=(str(folder / f"{table}.parquet"),), split=split)
         return dataclasses.replace(config, data=files)
@@ -72,10 +79,11 @@ def _schema_of(table: str, folder: Path) -> Path:
             "watched": lambda: watched(users=40, seed=0),
             "questions": lambda: questions(users=20, seed=0),
             "clicks": lambda: clicks(300),
+            "pairs": lambda: clicks(300),
         }
         frames[table]().write_parquet(folder / f"{table}.parquet")
-        if table == "clicks":
-            zg.write_schema(CLICKS, path, comments=None)
+        if table in ("clicks", "pairs"):
+            zg.write_schema(CLICKS if table == "clicks" else PAIRS, path, comments=None)
         else:
             path.write_text({"watched": WATCHED, "questions": QUESTIONS}[table])
     return path
@@ -89,6 +97,8 @@ def _file_of(config: RunConfig, folder: Path) -> Path:
         return _kept(folder / "beauty.parquet", lambda path: beauty().write_parquet(path))
     if data.startswith("yambda"):
         return _kept(folder / "yambda.parquet", _write_yambda)
+    if data == "gowalla":
+        return _kept(folder / "gowalla.parquet", lambda path: visits().write_parquet(path))
     if data == "frappe":
         return _kept(folder / "frappe.parquet", lambda path: frappe_rows().write_parquet(path))
     assert set(criteo.CATEGORICAL) <= {each.name for each in config.table_schema.features}, f"no rows for {data!r}"
@@ -133,6 +143,13 @@ def ratings(*, users: int = 30, films: int = 25) -> pl.DataFrame:
     for each in HISTORIES:
         frame = with_histories(frame, each, liked=LIKED)
     return frame
+
+
+def visits(*, users: int = 30, places: int = 25) -> pl.DataFrame:
+    """Users and the places where they were."""
+    rng = random.Random(0)
+    pairs = [(user, place) for user in range(users) for place in rng.sample(range(places), rng.randint(4, 9))]
+    return pl.DataFrame(pairs, schema=["user_id", "item_id"], orient="row").with_columns(visited=pl.lit(1, pl.Int8))
 
 
 def beauty(*, users: int = 40, items: int = 20) -> pl.DataFrame:

@@ -30,6 +30,7 @@ from ziggurat.models import (
     EncoderInteraction,
     FinalMLPConfig,
     FinalNetConfig,
+    LightGCNConfig,
     LogisticRegressionConfig,
     MaskNetConfig,
     MLPConfig,
@@ -161,9 +162,8 @@ def run(plan: Plan, cases: list[Case]) -> None:
 
 
 def test_no_model_is_left_out():
-    elsewhere = {NextItemConfig, SequenceRankerConfig} | {
-        type(config) for config in OF_HISTORIES
-    }  # test_parity_of_next_item.py
+    # test_parity_of_next_item.py, test_parity_of_lightgcn.py
+    elsewhere = {NextItemConfig, SequenceRankerConfig, LightGCNConfig} | {type(config) for config in OF_HISTORIES}
     assert {type(config) for config in CONFIGS} | elsewhere == set(MODEL_CONFIGS)
 
 

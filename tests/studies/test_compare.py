@@ -15,7 +15,15 @@ from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import ConfigError
-from ziggurat.models import MODEL_CONFIGS, DINConfig, NextItemConfig, SequenceRankerConfig, TwoTowerConfig, build_model
+from ziggurat.models import (
+    MODEL_CONFIGS,
+    DINConfig,
+    LightGCNConfig,
+    NextItemConfig,
+    SequenceRankerConfig,
+    TwoTowerConfig,
+    build_model,
+)
 from ziggurat.models.build import kind_of
 from ziggurat.recipes.model_settings import FRAPPE, OTHERS
 from ziggurat.recipes.protocols import Protocol, averaged, bars_model, bars_training, protocol_of, require_one_protocol
@@ -209,7 +217,14 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert (tmp_path / "found.png").exists()
 
 
-WITHOUT_SETTINGS = (DINConfig, *map(type, OF_HISTORIES), TwoTowerConfig, NextItemConfig, SequenceRankerConfig)
+WITHOUT_SETTINGS = (
+    DINConfig,
+    *map(type, OF_HISTORIES),
+    TwoTowerConfig,
+    LightGCNConfig,
+    NextItemConfig,
+    SequenceRankerConfig,
+)
 
 
 @pytest.mark.parametrize("name", sorted(kind_of(cls) for cls in MODEL_CONFIGS if cls not in WITHOUT_SETTINGS))

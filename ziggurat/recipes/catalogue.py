@@ -47,7 +47,7 @@ from ziggurat.models.contract.reads import Reads, finds_items, is_linear, ranks_
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dlrm import TopStart
 from ziggurat.parallel.job import launched_ranks
-from ziggurat.recipes.graph import gowalla_lightgcn, table_lightgcn
+from ziggurat.recipes.graph import gowalla_lightgcn, pairs_training
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
@@ -218,7 +218,7 @@ def table_model(cls: type[BuiltInConfig]) -> ModelConfig:
 
 @check_arguments
 def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunConfig:
-    """Any model, a built-in one or one of your own, on any table: split by time if there is one, three epochs.
+    """Any model, a built-in one or one of your own, on any table: split by time if there is one, mostly three epochs.
 
     Args:
         model: its settings.
@@ -241,6 +241,8 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         unknown_ids=() if schema.events is not None or finds_items(model) else (AS_VALIDATION,),
         start_at_base_rate=schema.events is None and not finds_items(model),
     )
+    if reads_of(model) is Reads.PAIRS:
+        training = pairs_training(schema)
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
         data=DataConfig(split=split),
@@ -481,10 +483,9 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     mlperf_dlrm,
     mlperf_dcn_v2,
     *(_recipe("synthetic", model, run=_synthetic, about=_SYNTHETIC) for model in (DATA_DLRM, DATA_DCN_V2)),
-    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls.reads not in (Reads.NEXT_ITEMS, Reads.PAIRS)),
+    *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls.reads is not Reads.NEXT_ITEMS),
     *NEXT_ITEM_TABLE_RECIPES,
     gowalla_lightgcn,
-    table_lightgcn,
 )
 
 

@@ -42,19 +42,17 @@ def gowalla_lightgcn() -> RunConfig:
     )
 
 
-def table_lightgcn(schema: Schema) -> RunConfig:
-    """LightGCN on any log of users and items: --data.train FILE --schema my.toml, whose features are these two."""
-    split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
-    return RunConfig(
-        recipe="table_lightgcn",
-        data=DataConfig(split=split),
-        table_schema=schema,
-        model=LightGCNConfig(),
-        training=TrainingConfig(
-            epochs=100,
-            learning_rate=5e-3,
-            precision=precision.PLAIN,
-            early_stop=EarlyStopConfig(metric=USER_RECALL if schema.group else "auto", patience=5),
-            loader=LoaderConfig(batch_size=8192),
-        ),
+def pairs_training(schema: Schema) -> TrainingConfig:
+    """Training of a model over pairs of users and items on a table of unknown size.
+
+    Args:
+        schema: of the table; where it has a group, the recall of users decides when to stop.
+    """
+    judged = EarlyStopConfig(metric=USER_RECALL, patience=5) if schema.group else EarlyStopConfig(patience=5)
+    return TrainingConfig(
+        epochs=100,
+        learning_rate=5e-3,
+        precision=precision.PLAIN,
+        early_stop=judged,
+        loader=LoaderConfig(batch_size=8192),
     )

@@ -93,8 +93,9 @@ def assert_same_as_single_device(
         local = HistoryExchange(many, topology=topology, traffic=parallel.traffic)(local)
     single_tables = TableOptimizer(single.embeddings)
     many_tables = parallel.table_optimizer(many)
-    single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)
-    many_dense = torch.optim.SGD(many.parameters(), lr=_LEARNING_RATE)
+    # As groups, which may be empty: a model may have no weights but its tables.
+    single_dense = torch.optim.SGD([{"params": list(single.parameters())}], lr=_LEARNING_RATE)
+    many_dense = torch.optim.SGD([{"params": list(many.parameters())}], lr=_LEARNING_RATE)
     pipeline = Pipeline(many, parallel, num_parts=num_parts)
     weight = many.loss_weight(local)
     if topology.world.process_group is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -167,6 +167,19 @@ class PooledFields(Protocol):
     def __call__(self, batch: Batch) -> Float[Tensor, "B X"]:
         """Return all fields side by side; X = Σ field_dims."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplerModel:
+    """A model that answers as another does: a config, and the rows of its tables.
+
+    Args:
+        config: of a model of the package, which has no weights but its tables.
+        tables: all rows of each table, by name.
+    """
+
+    config: Any
+    tables: dict[str, Float[Tensor, "rows D"]]
 
 
 class Student(Protocol):
@@ -319,6 +332,10 @@ class Model(nn.Module, ABC):
         """Rows of a batch of so many samples after items were drawn for it."""
         extra = 0 if self.draws is None else self.draws.extra_samples
         return DrawnLayout.of_samples(batch_size, block=self.coupled_samples, drawn=extra).num_rows
+
+    def for_answers(self) -> SimplerModel | None:
+        """Return a simpler model with the same vectors, which exports hold in place of this one; mostly None."""
+        return None
 
     @property
     def has_observed(self) -> bool:

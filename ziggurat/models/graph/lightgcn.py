@@ -52,7 +52,7 @@ from ziggurat.features.batches.permutation import feature_names
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
-from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.contract.model import Embedded, Model, Outputs, SimplerModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
@@ -178,6 +178,7 @@ class LightGCN(Model):
         num_users, num_items = self._sizes
         self.graph = user_item_graph(users_E, items_E, num_users=num_users, num_items=num_items)
         self._pairs = torch.unique(users_E * num_items + items_E).numpy()
+        self._is_stale = True
 
     # --------------------------------------------------------------------------------------------------------- training
 
@@ -259,17 +260,16 @@ class LightGCN(Model):
         return self._answers(1, batch.single[self._item])
 
     @torch.no_grad()
-    def for_answers(self) -> tuple[LightGCNConfig, dict[str, Tensor]]:
-        """Return a factorisation with the same vectors: its config, and its tables by name.
-
-        An export holds it in place of this model.
-        """
-        config = replace(self.config, num_layers=0, edge_width=0)
+    def for_answers(self) -> SimplerModel | None:
+        """Return a factorisation with the same vectors; None of one that is a factorisation already."""
         if not self.config.num_layers:
-            return config, {name: self.embeddings.table(name) for name in self._tables}
+            return None
         self._refresh()
         kept = (self.propagated_users, self.propagated_items)
-        return config, {name: each.view(torch.float32) for name, each in zip(self._tables, kept, strict=True)}
+        return SimplerModel(
+            config=replace(self.config, num_layers=0, edge_width=0),
+            tables={name: each.view(torch.float32) for name, each in zip(self._tables, kept, strict=True)},
+        )
 
     # --------------------------------------------------------------------------------------------------------- details
 
@@ -328,7 +328,9 @@ class LightGCN(Model):
     @torch.no_grad()
     def _refresh(self) -> None:
         """Propagate anew where the weights have changed; collective on many ranks."""
-        if not self._is_stale or self.graph is None or not self.config.num_layers:
+        # Tables that are about to be loaded hold nothing yet.
+        is_open = self.embeddings.tables.is_open
+        if not self._is_stale or self.graph is None or not self.config.num_layers or is_open:
             return
         graph = self._graph_on(self.propagated_users.device)
         means_ND = layer_average(graph, self._layer_0(), num_layers=self.config.num_layers, dtype=self.config.dtype)[0]

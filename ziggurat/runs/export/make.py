@@ -33,6 +33,7 @@ from ziggurat.models.packed import packed_format
 from ziggurat.parallel.device import Device
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
+from ziggurat.runs.export.answering_model import answering
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.event_data import EventsWanted, event_data, known_items
 from ziggurat.runs.export.export_config import ExportConfig
@@ -267,7 +268,7 @@ def _write_models(
             # Packed in a copy: the export is compared with the run as it is.
             format = packed_format(config.products, where="ExportConfig.products")
             written = load_run(run.folder, step=run.step, models=models, device=Device.CPU, products=format)
-        save_model(packed_of(written), folder / part, tables=config.kept)
+        save_model(answering(packed_of(written)), folder / part, tables=config.kept)
         progress.end()
         if written.packed is not None:
             progress.say(f"{part}: {written.packed.line()}")

@@ -26,7 +26,7 @@ from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.encoded.loader import Dataset, is_dataset
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_batch
 from ziggurat.errors import ConfigError
-from ziggurat.features.batch import Batch
+from ziggurat.features.batch import NO_GROUP, Batch
 from ziggurat.features.events import HISTORY
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
@@ -196,6 +196,9 @@ class FullRanking:
         questions, items = (np.concatenate(each) for each in zip(*parts, strict=True))
         # Of an item that nobody can find it does not matter whether a user had it.
         known = items >= 0
+        if len(parts) == 1 and not self._histories:
+            # What a group had is by question and item already, each once.
+            return np.stack([questions[known], items[known]], axis=1)
         num_items = self.items.num_rows
         # One number a pair, which sorts ten times as fast as pairs do.
         return np.stack(np.divmod(np.unique(questions[known] * num_items + items[known]), num_items), axis=1)
@@ -282,8 +285,9 @@ class FullRankingPass:
             repeats=ranking.repeats,
             has_users=ranking.inputs.has_groups,
         )
-        # Of the model's first parameter: all of them lie on one device.
-        self._device = next(iter(cast(Model, model).parameters())).device
+        # All weights lie on one device; a model may have no other than those of its tables.
+        first = next(iter(cast(Model, model).parameters()), None)
+        self._device = cast(Model, model).embeddings.tables.device if first is None else first.device
         # Once for all questions, as weights do not change within an evaluation.
         self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 
@@ -307,19 +311,21 @@ class FullRankingPass:
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
         numbers = samples.numpy()
         wanted = self._ranking.targets(batch)[numbers]
-        had = self._ranking.had(batch, numbers)
-        targets, excluded = left_out(wanted, had, repeats=self._ranking.repeats)
-        questions = Questions(
-            users=users_BD[samples.to(self._device)],
-            targets=torch.from_numpy(targets).to(self._device),
-            excluded=torch.from_numpy(excluded).to(self._device),
-        )
-        is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
-        of_users = None if batch.groups is None else self._by_user(questions, batch.groups.cpu()[samples])
-        if of_users is None or bool(is_repeated_Q.any()):
+        users_QD = users_BD[samples.to(self._device)]
+        found = self._asked_by_users(batch, users_QD, samples, wanted)
+        if found is None:
+            had = self._ranking.had(batch, numbers)
+            targets, excluded = left_out(wanted, had, repeats=self._ranking.repeats)
+            questions = Questions(
+                users=users_QD,
+                targets=torch.from_numpy(targets).to(self._device),
+                excluded=torch.from_numpy(excluded).to(self._device),
+            )
             ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
+            is_repeated_Q = torch.from_numpy(had_targets(wanted, had))
         else:
-            ranks_Q, lists_QK = self._ranked(*of_users)
+            ranks_Q, lists_QK = found
+            is_repeated_Q = torch.zeros(len(wanted), dtype=torch.bool)
         # Questions of a user are not independent: the error is that of whole users.
         units_B = batch.row_ids if batch.groups is None else batch.groups
         self._sums.add(
@@ -330,41 +336,43 @@ class FullRankingPass:
             units_Q=units_B.cpu().numpy()[numbers],
         )
 
-    def _by_user(self, questions: Questions, groups_Q: Tensor) -> tuple[Questions, Tensor, Tensor] | None:
-        """Return the questions in the order of users, the user of each, and the order; None where that saves nothing.
+    def _asked_by_users(
+        self, batch: Batch, users_QD: Tensor, samples: Tensor, wanted: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Ranks and lists of questions whose users ask several times, each with one vector; None of any others.
 
-        Users that ask several times with one vector, and had the same, have one list.
+        What a user had is the same for all questions of that user, and so is the list.
         """
-        num_items = self._ranking.items.num_rows
-        if self._ranking.has_histories or len(self._items_ND) > _MOST_AT_ONCE or not len(groups_Q):
+        if batch.groups is None or self._ranking.has_histories or len(self._items_ND) > _MOST_AT_ONCE:
             return None
+        groups_Q = batch.groups.cpu()[samples]
         order_Q = groups_Q.argsort(stable=True)
         _, users_Q, counts_U = torch.unique_consecutive(groups_Q[order_Q], return_inverse=True, return_counts=True)
-        if len(groups_Q) < 2 * len(counts_U) or bool((groups_Q == 0).any()):
+        if len(groups_Q) < 2 * len(counts_U) or not len(groups_Q) or bool((groups_Q == NO_GROUP).any()):
             return None
         firsts_U = order_Q[counts_U.cumsum(0) - counts_U]
-        vectors_UD = questions.users[firsts_U.to(self._device)]
-        if not torch.equal(vectors_UD[users_Q.to(self._device)], questions.users[order_Q.to(self._device)]):
+        vectors_UD = users_QD[firsts_U.to(self._device)]
+        if not torch.equal(vectors_UD[users_Q.to(self._device)], users_QD[order_Q.to(self._device)]):
             return None
-        # What the first question of a user leaves out is what all of them do.
-        user_of_first = torch.full((len(groups_Q),), -1, dtype=torch.int64)
-        user_of_first[firsts_U] = torch.arange(len(counts_U))
-        user_E = user_of_first.to(self._device)[questions.excluded[:, 0]]
-        pairs = torch.stack([user_E, questions.excluded[:, 1]], dim=1)[user_E >= 0]
-        # By user: their first questions need not ascend as they do.
-        pairs = pairs[(pairs[:, 0] * num_items + pairs[:, 1]).argsort()]
-        sorted_questions = Questions(
-            users=vectors_UD, targets=questions.targets[order_Q.to(self._device)], excluded=pairs
+        had = self._ranking.had(batch, samples[firsts_U].numpy())
+        targets = wanted[order_Q.numpy()]
+        # One number a pair: sets of pairs are compared as sets of numbers.
+        num_items = self._ranking.items.num_rows
+        if np.isin(users_Q.numpy() * num_items + targets, had[:, 0] * num_items + had[:, 1]).any():
+            # A target that was had is spared in its own question alone.
+            return None
+        excluded = had if self._ranking.repeats.answers_leave_out else had[:0]
+        questions = Questions(
+            users=vectors_UD,
+            targets=torch.from_numpy(targets).to(self._device),
+            excluded=torch.from_numpy(excluded).to(self._device),
         )
-        return sorted_questions, users_Q.to(self._device), order_Q.to(self._device)
-
-    def _ranked(self, questions: Questions, users_Q: Tensor, order_Q: Tensor) -> tuple[Tensor, Tensor]:
-        """Ranks and lists of questions by user, in the order in which they were asked."""
-        ranks, lists = rank_of_users(self._items_ND, questions, users_Q=users_Q, depth=self._depth)
+        ranks, lists = rank_of_users(self._items_ND, questions, users_Q=users_Q.to(self._device), depth=self._depth)
         ranks_Q = torch.empty_like(ranks)
         lists_QK = torch.empty_like(lists)
-        ranks_Q[order_Q] = ranks
-        lists_QK[order_Q] = lists
+        # In the order in which they were asked.
+        ranks_Q[order_Q.to(self._device)] = ranks
+        lists_QK[order_Q.to(self._device)] = lists
         return ranks_Q, lists_QK
 
     def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
