@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t kAhead = 24;       // edges between asking for a row and reading it
+constexpr int64_t kAhead = 36;       // edges between asking for a row and reading it
 constexpr int64_t kTaskEdges = 4096;  // about so many edges are one task of a thread
 
 typedef float Wide __attribute__((vector_size(64), aligned(4), may_alias));

@@ -425,8 +425,9 @@ class _UserSums:
 def _summed(users: NDArray[np.int64], sums: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Each user once, with the sum of the rows."""
     distinct_U, inverse = np.unique(users, return_inverse=True)
-    columns = [np.bincount(inverse, weights=column, minlength=len(distinct_U)) for column in sums.T]
-    return distinct_U, np.stack(columns, axis=1)
+    summed_U3 = np.zeros((len(distinct_U), sums.shape[1]))
+    np.add.at(summed_U3, inverse, sums)
+    return distinct_U, summed_U3
 
 
 def _of_all_ranks(
