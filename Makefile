@@ -88,7 +88,7 @@ $(VENV)-triton/.ready: requirements/triton.txt
 	@touch $@
 
 TRITON_TESTS := tests/ops/test_triton_parameters.py tests/ops/test_gated_norm.py tests/ops/interactions/test_fm_norm.py tests/ops/interactions/test_triton.py tests/ops/interactions/test_triton_every_launch.py tests/ops/attention/test_triton.py \
-  tests/ops/attention/test_triton_assembly.py \
+  tests/ops/attention/test_triton_assembly.py tests/ops/graph/test_triton.py \
   tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py tests/ops/lookup/test_triton_every_width.py \
   tests/ops/machine/test_launches.py tests/parallel/exchange/test_packing.py
 

@@ -11,6 +11,7 @@ from ziggurat.cache import cache_folder, compiled_code_line
 from ziggurat.numerics.kernel import block_format_kernel
 from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
+from ziggurat.ops.graph.propagation import propagation_kernel
 from ziggurat.ops.interactions.dot import dot_kernel
 from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.kernel_choice import kernels_or_reason
@@ -58,6 +59,7 @@ def diagnose() -> StartupReport:
             },
             "Retrieval kernels": {
                 "masks of items": bitmask_kernel(),
+                "products over graphs": propagation_kernel(),
                 "filters": mask_program_kernel(),
                 "search of vectors": scan_kernel(),
             },

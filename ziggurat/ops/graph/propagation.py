@@ -15,7 +15,8 @@ are computed.
 with the same kernel; a graph of users and items is its own transpose.
 
 The references define both. C++ serves FP32 and BF16 on the CPU, outside of torch.compile; a row is summed by one thread
-in the order of its edges, so results do not depend on the number of threads. `propagation_kernel()` says which runs.
+in the order of its edges, so results do not depend on the number of threads. On GPUs Triton does (`triton.py`).
+`propagation_kernel()` says which runs on the CPU.
 
 Cost of a product: 2·E·D FLOPs and E·D·4 bytes read (2 in BF16) from wherever x lies.
 """
@@ -26,7 +27,7 @@ import ctypes
 import warnings
 from ctypes import c_float, c_int64, c_void_p
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -36,6 +37,7 @@ from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.function_ctx import SavedCtx
 from ziggurat.ops.graph.edge_sampling import EdgeSampling, EdgeStrategy, sampled
 from ziggurat.ops.graph.graph import Graph
+from ziggurat.ops.graph.triton import propagate_triton, why_not_triton
 from ziggurat.ops.kernel_choice import library_for
 
 _SOURCE = CppSource(
@@ -93,9 +95,13 @@ def propagate(
 
     `rows` must be rows of the graph: the kernel does not look.
     """
+    asked: dict[str, Any] = {"rows": rows, "base": base, "scale": scale, "dtype": dtype, "sampling": sampling}
+    fits = x_CD.shape[0] == graph.num_columns
+    if fits and not why_not_triton(x_CD, base=base, dtype=dtype):
+        return propagate_triton(graph, x_CD, **asked)
     library = _library(x_CD, base, dtype)
-    if library is None or x_CD.shape[0] != graph.num_columns:
-        return propagate_reference(graph, x_CD, rows=rows, base=base, scale=scale, dtype=dtype, sampling=sampling)
+    if library is None or not fits:
+        return propagate_reference(graph, x_CD, **asked)
     num_rows = graph.num_rows if rows is None else len(rows)
     x_CD = x_CD.contiguous()
     base = None if base is None else base.contiguous()
