@@ -1,6 +1,6 @@
 """Propagation over a graph of users and items against torch.sparse, sparse-dot-mkl and PyG, and a step of LightGCN.
 
-    ziggurat bench graph --json out.json [--source FOLDER]       FOLDER: train.txt of LightGCN's Gowalla
+    ziggurat bench graph --json out.json [--source FOLDER] [--runs RUN …]       FOLDER: train.txt of LightGCN's Gowalla
 
 Without a folder the graph is made: as many users, items and edges as Gowalla's, whose popularity falls as 1 / rank.
 All contestants take turns in one process; times of one thread are CPU time of the process, of two threads wall time. A
@@ -8,12 +8,15 @@ round is one product (five steps of LightGCN) of each; ratios are of the same ro
 with which MKL is faster, and ids fall by popularity, as those of prepared data do. The plain LightGCN is written as the
 paper's code is: a sparse tensor, three products, the mean of the stack, BPR, autograd, `torch.optim.Adam`.
 
+sparse-dot-mkl and PyG are measured where they can be imported: `.venv-bench/bin/python -m benchmarks.main graph`.
+
 Edge sampling (ES-SpMM) is timed at several widths against the product over all edges.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -43,6 +46,7 @@ from ziggurat.ops.graph.graph import Graph, user_item_graph
 from ziggurat.ops.graph.propagation import propagate
 from ziggurat.testing.batches import random_batch
 from ziggurat.training.config import TrainingConfig
+from ziggurat.training.metrics.full_ranking import USER_NDCG, USER_RECALL
 from ziggurat.training.step.train_step import TrainStep
 
 USERS, ITEMS, EDGES = 29_858, 40_981, 810_128
@@ -58,6 +62,12 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the options of this benchmark."""
     parser = argparse.ArgumentParser(prog="ziggurat bench graph")
     parser.add_argument("--source", default="", help="folder with train.txt of LightGCN's Gowalla, plain or .gz")
+    parser.add_argument(
+        "--runs",
+        nargs="*",
+        default=[],
+        help="folders of finished runs of gowalla_lightgcn, whose test figures are added",
+    )
     return parser.parse_args(arguments)
 
 
@@ -91,6 +101,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         report.figures += sampled_products(graph, rounds=rounds)
     finally:
         torch.set_num_threads(before)
+    report.figures += quality(options.runs)
     load = os.getloadavg()[0]
     report.notes.append(f"load average at the end: {load:.1f} on {os.cpu_count()} cores")
     report.notes += [f"{case.name}: {1e3 / case.ours:.1f} ms against {1e3 / case.peer:.1f} ms" for case in report.cases]
@@ -119,6 +130,18 @@ def by_popularity(ids: Tensor) -> Tensor:
     _, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     return order.argsort()[inverse]
+
+
+def quality(runs: Sequence[str]) -> list[dict[str, object]]:
+    """Recall and NDCG of users at 20, of the tests of runs, with their means."""
+    if not runs:
+        return []
+    tests = [json.loads((Path(run) / "evaluations" / "test.json").read_text())["metrics"] for run in runs]
+    found: list[dict[str, object]] = []
+    for name, metric in (("gowalla_recall20_mean", USER_RECALL), ("gowalla_ndcg20_mean", USER_NDCG)):
+        values = [float(metrics[metric]) for metrics in tests]
+        found.append({"name": name, "value": statistics.mean(values), "values": values, "num_seeds": len(values)})
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -172,6 +195,9 @@ def of_torch(graph: Graph, x: Tensor) -> Callable[[], Tensor]:
 
 def of_sparse_dot_mkl(graph: Graph, x: Tensor) -> Callable[[], object]:
     """A product by MKL's own inspector and executor, through sparse-dot-mkl."""
+    # The loader of a wheel's MKL looks in the system's folders alone.
+    if found := sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*")):
+        os.environ.setdefault("MKL_RT", str(found[-1]))
     from scipy.sparse import csr_matrix
     from sparse_dot_mkl import dot_product_mkl  # type: ignore[import-not-found]
 
