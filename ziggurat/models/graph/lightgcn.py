@@ -186,7 +186,7 @@ class LightGCN(Model):
         """Draw a negative for each sample, and which edges take part in the step."""
         rows_B = batch.row_ids.cpu().numpy()
         users_B = batch.single[self._user].cpu().numpy()
-        negatives_B = self._drawn(users_B, draw.hashes(rows_B, purposes_P=np.arange(_DRAWS)))
+        negatives_B = self._drawn(users_B, rows_B, draw=draw)
         extras = batch.extras | {NEGATIVES: torch.from_numpy(negatives_B).to(batch.single.device)}
         if self.config.edge_width:
             seed = int(draw.hashes(np.zeros(1, np.int64), purposes_P=np.array([_OF_EDGES]))[0, 0] >> np.uint64(40))
@@ -344,16 +344,20 @@ class LightGCN(Model):
             kept.view(torch.float32).copy_(vectors_RD)
         self._is_stale = False
 
-    def _drawn(self, users_B: np.ndarray, bits_PB: np.ndarray) -> np.ndarray:
+    def _drawn(self, users_B: np.ndarray, rows_B: np.ndarray, *, draw: StepDraw) -> np.ndarray:
         """Return items that the users did not take, uniform among those with a row of their own."""
         num_items = self._sizes[1]
-        span = max(num_items - NUM_RESERVED_ROWS, 1)
-        # The upper 32 bits times the span: uniform but for 1 in 2^32 / span.
-        drawn_PB = ((bits_PB >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
-        drawn_PB = np.minimum(drawn_PB + NUM_RESERVED_ROWS, num_items - 1)
-        chosen_B = drawn_PB[-1]
-        for drawn_B in drawn_PB[-2::-1]:
-            chosen_B = np.where(self._took(users_B, drawn_B), chosen_B, drawn_B)
+        span = np.uint64(max(num_items - NUM_RESERVED_ROWS, 1))
+        chosen_B = np.zeros(len(users_B), dtype=np.int64)
+        again = np.arange(len(users_B))
+        for attempt in range(_DRAWS):
+            bits = draw.hashes(rows_B[again], purposes_P=np.array([attempt]))[0]
+            # The upper 32 bits times the span: uniform but for 1 in 2^32 / span.
+            drawn = ((bits >> np.uint64(32)) * span >> np.uint64(32)).astype(np.int64)
+            chosen_B[again] = np.minimum(drawn + NUM_RESERVED_ROWS, num_items - 1)
+            again = again[self._took(users_B[again], chosen_B[again])]
+            if not len(again):
+                break
         return chosen_B
 
     def _took(self, users_B: np.ndarray, items_B: np.ndarray) -> np.ndarray:
