@@ -22,7 +22,8 @@ examples:
 """
 _SCALE_EPILOG = """Learns on a sample of pictures which are good enough when small, for `images embed --scale-model`.
 Good is a vector near that of the whole file (--tau), or with --by-class one that gives the class away: the folder in
-which a picture lies. How well it does is measured on pictures that were held out.
+which a picture lies. How well it does is measured on pictures that were held out. It is surer of pictures that it has
+learned on than of others, and lets them be small: learn on a small part of what will be embedded, or on other pictures.
 examples:
   ziggurat images scale shop/ --weights efficientnet-lite0.pth --by-class --out scale.json
   ziggurat images scale shop/ --weights lite0.pth --resolutions 96,224,288 --scans 4,6,0 --tau 0.85 --out scale.json
@@ -213,6 +214,11 @@ def _scale(options: argparse.Namespace) -> int:
         f"chosen: {fit.good_chosen:.1%} good, {fit.flops / 1e6:,.0f} MFLOPs a picture with its thumbnail, "
         f"{fit.flops / fit.flops_fixed[-1]:.2f} of the largest; on {fit.num_pictures:,} pictures, held out in turn"
     )
+    if fit.flops >= fit.flops_fixed[-1]:
+        print_line(
+            f"it saves nothing: all pictures at one resolution cost less (images embed "
+            f"--resolution {config.resolutions[-1]}); try others, or more pictures"
+        )
     print_line(f"written to {options.out}")
     return 0
 
