@@ -24,6 +24,7 @@ CONTINUED = {
     ("ziggurat compare", "--out"),
     ("ziggurat scale", "--out"),
     ("ziggurat cluster probe", "--out"),
+    ("ziggurat images progressive", "--out"),
 }
 
 
