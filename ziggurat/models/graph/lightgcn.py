@@ -83,7 +83,7 @@ class LightGCNConfig:
     Args:
         embedding_dim: D, columns of both tables.
         num_layers: K; 0 is matrix factorisation.
-        l2: λ.
+        l2: λ, of the penalty on the rows at layer 0 that a sample reads.
         layers_in: the numbers of layers, fp32 or bf16.
         edge_width: W, edges of a row that take part in a training step at most, drawn anew for each; 0: all of them.
             Evaluation and answers take all edges.
