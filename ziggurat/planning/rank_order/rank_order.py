@@ -98,7 +98,7 @@ class MeasuredOrders:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class RankOrder:
-    """See the module's docstring.
+    """An order of the ranks of one job, with the times, levels and costs that it was found by.
 
     Args:
         world_size: ranks of the job.
