@@ -177,17 +177,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if options.settings:
         print_settings(stored, config)
         return 0
-    if options.teacher:
-        from ziggurat.runs.teachers.student import with_teacher
-
-        config = with_teacher(config, options.teacher, history=teacher_history(options))
-    elif options.teacher_history:
-        raise ConfigError(
-            expected="a side table, whose vectors are the history",
-            found=f"--teacher-history {options.teacher_history}, and no --teacher",
-            where="ziggurat train",
-            ways_out=("--teacher FOLDER, of `ziggurat teacher log`", "leave --teacher-history out"),
-        )
+    config = taught(config, options, by="ziggurat train")
     if options.baseline:
         check_baseline(config)
     hooks = hooks_named(options.hook)
@@ -209,7 +199,34 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def teacher_history(options: argparse.Namespace) -> TeacherHistoryConfig | None:
+def taught(config: RunConfig, options: argparse.Namespace, *, by: str, is_stream: bool = False) -> RunConfig:
+    """Return the config of a run with the teachers that arguments name, if they do.
+
+    Args:
+        config: of the run.
+        options: with those of `add_teacher`.
+        by: the command, for errors.
+        is_stream: the side table may grow while the run goes on.
+
+    Raises:
+        ConfigError: a history without a side table, or a setting that cannot be.
+    """
+    history = _teacher_history(options, by=by)
+    if options.teacher:
+        from ziggurat.runs.teachers.student import with_teacher
+
+        return with_teacher(config, options.teacher, history=history, is_stream=is_stream)
+    if history is not None:
+        raise ConfigError(
+            expected="a side table, whose vectors are the history",
+            found=f"--teacher-history {options.teacher_history}, and no --teacher",
+            where=by,
+            ways_out=("--teacher FOLDER, of `ziggurat teacher log`", "leave --teacher-history out"),
+        )
+    return config
+
+
+def _teacher_history(options: argparse.Namespace, *, by: str) -> TeacherHistoryConfig | None:
     """Return the settings of a history of a teacher's vectors; None where none is asked for."""
     from ziggurat.runs.teachers.student import TeacherHistoryConfig
 
@@ -220,7 +237,7 @@ def teacher_history(options: argparse.Namespace) -> TeacherHistoryConfig | None:
         given["length"] = options.teacher_history_length
     if options.teacher_history_pooling is not None:
         given["pooling"] = options.teacher_history_pooling
-    return from_json(TeacherHistoryConfig, given, where="ziggurat train, --teacher-history", error=ConfigError)
+    return from_json(TeacherHistoryConfig, given, where=f"{by}, --teacher-history", error=ConfigError)
 
 
 def _next_step(config: RunConfig, folder: Path, *, words: Sequence[str]) -> str:
@@ -769,15 +786,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_teacher(parser, about="learn from its scores (--distil), or read its vectors (--teacher-history)")
     parser.add_argument(
-        "--teacher-history",
-        metavar="COLUMN",
-        help="raw column of the user: what the teacher made of the user's earlier rows is one more feature",
-    )
-    parser.add_argument("--teacher-history-length", metavar="L", type=int, help="most vectors of a row (default: 16)")
-    parser.add_argument(
-        "--teacher-history-pooling", metavar="HOW", help="attention, or mean alone (default: attention)"
-    )
-    parser.add_argument(
         "--baseline", action="store_true", help="afterwards also a linear model on the same rows, for the report"
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
@@ -787,13 +795,22 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_teacher(parser: argparse.ArgumentParser, *, about: str) -> None:
-    """Declare the arguments of students: what learns, and the side table that is for what `about` says."""
+    """Declare the arguments of students: what learns or is read, and the side table, for what `about` says."""
     parser.add_argument(
         "--distil",
         metavar="HEAD",
         help="short for --distil.head: single-head or aux-head learns from logged scores of a teacher",
     )
     parser.add_argument("--teacher", metavar="FOLDER", help=f"side table of `ziggurat teacher log`: {about}")
+    parser.add_argument(
+        "--teacher-history",
+        metavar="COLUMN",
+        help="raw column of the user: what the teacher made of the user's earlier rows is one more feature",
+    )
+    parser.add_argument("--teacher-history-length", metavar="L", type=int, help="most vectors of a row (default: 16)")
+    parser.add_argument(
+        "--teacher-history-pooling", metavar="HOW", help="attention, or mean alone (default: attention)"
+    )
 
 
 def _rank_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from ziggurat.cli.parser import add_hook, add_verbose
 from ziggurat.cli.settings import add_short_forms, apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line
 from ziggurat.cli.verb import Takes, Verb
-from ziggurat.cli.verbs import add_teacher, any_schema, fitted, train_files
+from ziggurat.cli.verbs import add_teacher, any_schema, fitted, taught, train_files
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     if options.settings:
         print_settings(stored, config)
         return 0
-    if options.teacher:
-        from ziggurat.runs.teachers.student import with_teacher
-
-        config = with_teacher(config, options.teacher)
+    config = taught(config, options, by="ziggurat stream", is_stream=True)
     windows = StreamConfig(
         by=options.by,
         begin=options.begin,
@@ -307,7 +304,8 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default="0",
         help="seconds in which a positive may come: rows without a label time are negatives that are known then",
     )
-    add_teacher(parser, about="each window learns from the scores that are there when it is opened (--distil)")
+    about = "each window learns from the scores (--distil), or reads the vectors (--teacher-history), that are there"
+    add_teacher(parser, about=f"{about} when it is opened")
     parser.add_argument(
         "--publish", metavar="FOLDER", help="publish the model after each window, as a checked export of this folder"
     )
@@ -350,6 +348,7 @@ STREAM = Verb(
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --growing 10000 --out runs/live\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by day --follow\n"
         "  ziggurat stream movielens_dlrm --by month --from 2000-06 --teacher teacher/ --distil aux-head\n"
+        "  ziggurat stream table_dcn_v2 --data.train rows/ --schema my.toml --teacher teacher/ --teacher-history user\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --by rows:100000\n"
         "  ziggurat stream table_dlrm --data.train redis://localhost:6379/clicks --schema my.toml --by hour --follow\n"
         "  ziggurat stream table_dlrm --data.train clicks/ --schema my.toml --follow --publish exports/live"

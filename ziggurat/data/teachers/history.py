@@ -8,14 +8,16 @@
 
 A vector is joined to a row if its example is of an earlier second than the row, and the version that wrote it has a
 watermark before the row's time: neither knows the answer of this row, whatever it knows of earlier ones. An example
-that several such versions have scored counts once, by the newest of them. Vectors of several versions may stand side by
-side, since a teacher that follows a stream writes them so; those of one row are not made alike.
+that several such versions have scored counts once, by the newest of them; examples of one second come in the order of
+their digests, whatever parts they are in. Vectors of several versions may stand side by side, since a teacher that
+follows a stream writes them so; those of one row are not made alike.
 
 Cost. The index of a version is files beside its parts, written when it is first asked for and again when parts have
 come: one sort in memory of 32 bytes an example, and one pass over the vectors, which are scattered through the page
 cache. Afterwards it is mapped and not loaded: a row costs a binary search among the examples of the version and reads
 the L vectors of its user, which lie side by side. For a slice of 16,384 rows a join holds L · (row bytes + 32) bytes a
-row.
+row. A stream, whose teacher logs part after part, has an index of each part (`growing.py`): none is sorted again, and a
+row asks those whose newest example may be among its last L.
 
 Reference: LoopFM, arXiv 2605.29280 (the abstract: embeddings of the teacher as "user history sequence"; when a vector
 may be joined is ours).
@@ -24,10 +26,11 @@ may be joined is ours).
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,8 @@ import polars as pl
 import torch
 from jaxtyping import Bool, Float64, Int32, Int64, UInt8, UInt64
 
+from ziggurat.commands import pasted
+from ziggurat.config import to_json
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
@@ -49,6 +54,10 @@ INDEX = Format(
     ways_out=("delete the folder: it is made again from the parts beside it",),
 )
 _INDEX_FOLDER = "by_user"
+_INDEX_FILE = "index.json"
+_ORDER = 2  # of examples: 2 has those of one second by digest, not by part. Folders of another order are not looked at
+_ARRAYS = ("keys", "times", "examples", "vectors")
+_DIGEST_BYTES = 8
 _ROWS_AT_A_TIME = 16_384
 _NO_KEY = 0  # of examples and rows without a user
 
@@ -79,7 +88,7 @@ def keys_of(chunk: RawChunk, column: str) -> UInt64[np.ndarray, " N"]:
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryIndex:
-    """The vectors of a version, sorted by user and time; mapped from files.
+    """The vectors of a version, or of one part of it, sorted by user and time; mapped from files.
 
     Args:
         version: whose.
@@ -87,6 +96,8 @@ class HistoryIndex:
         times: of each example.
         examples: half of the digest of each, by which equal ones of several versions are found.
         vectors: the bytes of each.
+        part: name of the part; "" of a whole version.
+        digest: of the facts of the version and of all that is in the index.
     """
 
     version: VersionFolder
@@ -94,6 +105,13 @@ class HistoryIndex:
     times: Float64[np.ndarray, " N"]
     examples: UInt64[np.ndarray, " N"]
     vectors: UInt8[np.ndarray, "N C"]
+    part: str = ""
+    digest: str = ""
+
+    @cached_property
+    def newest(self) -> float:
+        """Time of the newest example; −∞ where there is none."""
+        return float(np.nanmax(self.times, initial=-np.inf)) if len(self.times) else -np.inf
 
     def latest(
         self, keys_N: UInt64[np.ndarray, " N"], before_N: Float64[np.ndarray, " N"], *, length: int
@@ -119,6 +137,32 @@ def index_of(version: VersionFolder) -> HistoryIndex:
     Raises:
         DataError: the version was logged without users or vectors, or the index is damaged.
     """
+    _refuse_no_vectors(version)
+    return _opened(str(version.path), version.identities())
+
+
+def index_of_part(version: VersionFolder, part: str) -> HistoryIndex:
+    """Return the index of one part, which is written where it is not there.
+
+    Args:
+        version: whose part it is.
+        part: name of its file.
+
+    Raises:
+        DataError: the version was logged without users or vectors; the part is gone or another one; the index is
+            damaged.
+    """
+    _refuse_no_vectors(version)
+    digest = version.check(version.path / part)
+    return _open(version, ((part, digest),), prefix=f"{Path(part).stem}.{_INDEX_FOLDER}", part=part)
+
+
+def _refuse_no_vectors(version: VersionFolder) -> None:
+    """Refuse a version that was logged without what histories are made of.
+
+    Raises:
+        DataError: it was.
+    """
     facts = version.facts
     if not facts.vectors or not facts.history_key:
         lacks = "vectors" if not facts.vectors else "users"
@@ -128,22 +172,35 @@ def index_of(version: VersionFolder) -> HistoryIndex:
             where=str(version.path),
             ways_out=(
                 "log it into another folder: ziggurat teacher log RUN FILES --out ANOTHER_FOLDER --history COLUMN",
+                f"do without this version: mv {pasted(version.path)} ELSEWHERE",
                 "leave --teacher-history out",
             ),
         )
-    return _opened(str(version.path), version.identities())
 
 
 @lru_cache(maxsize=64)  # shards are read by several threads, and share what is mapped
 def _opened(path: str, parts: tuple[tuple[str, str | int], ...]) -> HistoryIndex:
-    version = VersionFolder.open(Path(path))
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-    folder = version.path / f"{_INDEX_FOLDER}-{digest}"
-    if not (folder / "index.json").exists():
-        _write(version, folder, parts=[version.path / name for name, _ in parts])
-    noted = INDEX.read(folder / "index.json")
-    files = {name: folder / f"{name}.npy" for name in ("keys", "times", "examples", "vectors")}
-    for name, file in files.items():
+    return _open(VersionFolder.open(Path(path)), parts, prefix=_INDEX_FOLDER)
+
+
+def _open(
+    version: VersionFolder, parts: tuple[tuple[str, str | int], ...], *, prefix: str, part: str = ""
+) -> HistoryIndex:
+    """Map the index of some parts, and write it first where it is not there.
+
+    Args:
+        version: whose parts.
+        parts: name and identity of each.
+        prefix: of the name of its folder.
+        part: the name that the index has; "" of a whole version.
+    """
+    digest = hashlib.blake2b(repr((_ORDER, parts)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    folder = version.path / f"{prefix}-{digest}"
+    if not (folder / _INDEX_FILE).exists():
+        _write(version, folder, parts=[version.path / name for name, _ in parts], prefix=prefix)
+    noted = INDEX.read(folder / _INDEX_FILE)
+    for name in _ARRAYS:
+        file = folder / f"{name}.npy"
         found = sha256_of(file) if file.exists() else "no file"
         if noted.get(name) != found:
             raise DataError(
@@ -152,16 +209,19 @@ def _opened(path: str, parts: tuple[tuple[str, str | int], ...]) -> HistoryIndex
                 where=str(folder),
                 ways_out=f"delete {folder}: it is made again from the parts beside it",
             )
-    arrays = {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
-    return HistoryIndex(version=version, **arrays)
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+    content = json.dumps([to_json(version.facts), [noted[name] for name in _ARRAYS]], sort_keys=True)
+    content_digest = hashlib.blake2b(content.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return HistoryIndex(version=version, part=part, digest=content_digest, **arrays)
 
 
-def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path]) -> None:
+def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path], prefix: str) -> None:
     owners = [version.owners_of(part) for part in parts]
     examples_N = np.concatenate([ids[:, 0] for ids, _, _ in owners]) if owners else np.empty(0, np.uint64)
     keys_N = np.concatenate([keys for _, keys, _ in owners]) if owners else np.empty(0, np.uint64)
     times_N = np.concatenate([times for _, _, times in owners]) if owners else np.empty(0)
-    order_N = np.lexsort((times_N, keys_N))
+    # It is read backwards, the latest first: of one second by the digest, as `_Latest.merged` has them.
+    order_N = np.lexsort((~examples_N, times_N, keys_N))
     places_N = np.empty(len(order_N), dtype=np.int64)
     places_N[order_N] = np.arange(len(order_N))
     with replacing_folder(folder) as temporary:
@@ -181,12 +241,53 @@ def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path]) -> No
             np.save(temporary / "vectors.npy", np.empty((0, 0), dtype=np.uint8))
         elif isinstance(target, np.memmap):
             target.flush()
-        names = ("keys", "times", "examples", "vectors")
-        INDEX.write(temporary / "index.json", {name: sha256_of(temporary / f"{name}.npy") for name in names})
-    for older in version.path.glob(f"{_INDEX_FOLDER}-*"):
+        INDEX.write(temporary / _INDEX_FILE, {name: sha256_of(temporary / f"{name}.npy") for name in _ARRAYS})
+    for older in version.path.glob(f"{prefix}-*"):
         # Of fewer parts; whoever has its files mapped keeps them.
-        if older != folder and (older / "index.json").exists():
+        if older != folder and (older / _INDEX_FILE).exists():
             shutil.rmtree(older, ignore_errors=True)
+
+
+def check_versions(feature: TeacherHistory, versions: Sequence[VersionFolder]) -> None:
+    """Refuse versions whose vectors are not those of a feature.
+
+    Args:
+        feature: which.
+        versions: of its teacher.
+
+    Raises:
+        DataError: a version was logged without users or vectors, or with others than the feature has.
+    """
+    for version in versions:
+        _refuse_no_vectors(version)
+        facts = version.facts
+        found = (facts.history_key, facts.vectors, facts.vector_dim)
+        wanted = (feature.key, feature.format, feature.dim)
+        if found != wanted:
+            raise DataError(
+                expected="versions of one teacher with vectors of {2} numbers in {1}, by {0!r}".format(*wanted),
+                found="{2} numbers in {1}, by {0!r}".format(*found),
+                where=str(version.path),
+                ways_out=(
+                    f"--teacher-history {facts.history_key}, the column that it was logged by",
+                    "log versions of another size under another name: ziggurat teacher log … --name ANOTHER",
+                    f"do without this version: mv {pasted(version.path)} ELSEWHERE",
+                    "leave --teacher-history out",
+                ),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundHistories:
+    """The histories of some rows.
+
+    Args:
+        words: packed vectors of each row.
+        latest: time of the latest example of each; NaN where there is none.
+    """
+
+    words: Int32[np.ndarray, "N W"]
+    latest: Float64[np.ndarray, " N"]
 
 
 class HistoryJoin:
@@ -194,39 +295,29 @@ class HistoryJoin:
 
     Args:
         feature: which.
-        versions: of its teacher, the newest watermark first.
+        indices: of versions of its teacher or of their parts, the newest watermark first.
 
     Raises:
-        DataError: a version was logged without users or vectors, or with others than the feature has.
+        DataError: a version was logged with other vectors than the feature has.
     """
 
-    def __init__(self, feature: TeacherHistory, *, versions: Sequence[VersionFolder]) -> None:
+    def __init__(self, feature: TeacherHistory, *, indices: Sequence[HistoryIndex]) -> None:
+        check_versions(feature, [index.version for index in indices])
         self.feature = feature
-        self.indices = [index_of(version) for version in versions]
-        for index in self.indices:
-            facts = index.version.facts
-            found = (facts.history_key, facts.vectors, facts.vector_dim)
-            wanted = (feature.key, feature.format, feature.dim)
-            if found != wanted:
-                raise DataError(
-                    expected="versions of one teacher with vectors of {2} numbers in {1}, by {0!r}".format(*wanted),
-                    found="{2} numbers in {1}, by {0!r}".format(*found),
-                    where=str(index.version.path),
-                    ways_out=(
-                        f"--teacher-history {facts.history_key}, the column that it was logged by",
-                        "log versions of another size under another name: ziggurat teacher log … --name ANOTHER",
-                        "leave --teacher-history out",
-                    ),
-                )
+        self.indices = list(indices)
+        self._used: set[int] = set()
 
     @property
     def facts(self) -> list[TeacherVersion]:
         """Facts about the versions."""
-        return [index.version.facts for index in self.indices]
+        return list({str(index.version.path): index.version.facts for index in self.indices}.values())
 
-    def words(
-        self, chunk: RawChunk, times_N: Float64[np.ndarray, " N"], *, is_calendar: bool
-    ) -> Int32[np.ndarray, "N W"]:
+    @property
+    def used(self) -> list[HistoryIndex]:
+        """The indices of which rows have a vector."""
+        return [self.indices[number] for number in sorted(self._used)]
+
+    def found(self, chunk: RawChunk, times_N: Float64[np.ndarray, " N"], *, is_calendar: bool) -> FoundHistories:
         """Return the packed history of each row.
 
         Args:
@@ -237,10 +328,13 @@ class HistoryJoin:
         keys_N = keys_of(chunk, self.feature.key)
         before_N = np.floor(times_N) if is_calendar else times_N
         words_NW = np.zeros((len(times_N), self.feature.history.words), dtype=np.int32)
+        latest_N = np.full(len(times_N), np.nan)
         for first in range(0, len(times_N), _ROWS_AT_A_TIME):
             part = slice(first, first + _ROWS_AT_A_TIME)
-            words_NW[part] = self._words(keys_N[part], times_N[part], before_N[part])
-        return words_NW
+            kept = self._latest(keys_N[part], times_N[part], before_N[part])
+            words_NW[part] = self._packed(kept)
+            latest_N[part] = np.where(kept.versions[:, 0] >= 0, kept.times[:, 0], np.nan)
+        return FoundHistories(words=words_NW, latest=latest_N)
 
     def keys(self) -> UInt64[np.ndarray, " U"]:
         """Return the digests of all users, in order."""
@@ -251,38 +345,47 @@ class HistoryJoin:
     @property
     def newest(self) -> float:
         """Time of the newest example of all versions; −∞ where there is none."""
-        times = [float(np.nanmax(index.times)) for index in self.indices if len(index.times)]
-        return max(times, default=-np.inf)
+        return max((index.newest for index in self.indices), default=-np.inf)
 
     def latest_words(self, keys_N: UInt64[np.ndarray, " N"]) -> Iterator[Int32[np.ndarray, "V W"]]:
         """Yield the packed history of users as of now, whatever version wrote it, slice after slice."""
         for first in range(0, len(keys_N), _ROWS_AT_A_TIME):
             part = keys_N[first : first + _ROWS_AT_A_TIME]
             end = np.full(len(part), np.inf)
-            yield self._words(part, end, end)
+            yield self._packed(self._latest(part, end, end))
 
-    def _words(
+    def _latest(
         self, keys_N: UInt64[np.ndarray, " N"], times_N: Float64[np.ndarray, " N"], before_N: np.ndarray
-    ) -> Int32[np.ndarray, "N W"]:
+    ) -> _Latest:
+        """Return the last examples of each row: of which index, where in it, and when; the latest first."""
         length = self.feature.length
-        num_rows = len(keys_N)
-        history = self.feature.history
-        # Of each row so far: number of the version, place in its index, time and example; the latest first.
-        kept = _Latest.none(num_rows, length)
+        kept = _Latest.none(len(keys_N), length)
         for number, index in enumerate(self.indices):
-            is_open_N = times_N > index.version.facts.watermark  # False for NaN
-            if not is_open_N.any() or not len(index.keys):
+            if not len(index.keys):
                 continue
-            places_NL, is_there_NL = index.latest(keys_N, before_N, length=length)
-            kept = kept.merged(index, number, places_NL, is_there_NL & is_open_N[:, None])
-        bytes_NLC = np.zeros((num_rows, length, self._row_bytes()), dtype=np.uint8)
-        for number, index in enumerate(self.indices):
+            # Nothing enters a row that is full of later examples than any of these. False for NaN.
+            is_open_N = (times_N > index.version.facts.watermark) & (kept.times[:, -1] <= index.newest)
+            rows_K = np.flatnonzero(is_open_N)
+            if not len(rows_K):
+                continue
+            places_KL, is_there_KL = index.latest(keys_N[rows_K], before_N[rows_K], length=length)
+            is_known_K = is_there_KL[:, 0]
+            rows_M = rows_K[is_known_K]
+            if len(rows_M):
+                merged = kept.at(rows_M).merged(index, number, places_KL[is_known_K], is_there_KL[is_known_K])
+                kept.put(rows_M, merged)
+        self._used.update(np.unique(kept.versions[kept.versions >= 0]).tolist())
+        return kept
+
+    def _packed(self, kept: _Latest) -> Int32[np.ndarray, "N W"]:
+        """Return the vectors of the last examples of each row."""
+        bytes_NLC = np.zeros((*kept.versions.shape, self._row_bytes()), dtype=np.uint8)
+        for number in np.unique(kept.versions[kept.versions >= 0]).tolist():
             is_mine_NL = kept.versions == number
-            if is_mine_NL.any():
-                bytes_NLC[is_mine_NL] = index.vectors[kept.places[is_mine_NL]]
+            bytes_NLC[is_mine_NL] = self.indices[number].vectors[kept.places[is_mine_NL]]
         lengths_N = (kept.versions >= 0).sum(axis=1)
-        packed = pack_rows(torch.from_numpy(bytes_NLC), torch.from_numpy(lengths_N), history=history)
-        return packed.numpy()
+        history = self.feature.history
+        return pack_rows(torch.from_numpy(bytes_NLC), torch.from_numpy(lengths_N), history=history).numpy()
 
     def _row_bytes(self) -> int:
         return next((index.vectors.shape[1] for index in self.indices if len(index.keys)), 0)
@@ -293,8 +396,8 @@ class _Latest:
     """The latest examples of each row that were found so far.
 
     Args:
-        versions: numbers of the versions they are of, the newest is 0; −1 where there is none.
-        places: in the index of the version.
+        versions: numbers of the indices they are of, the newest version is first; −1 where there is none.
+        places: in the index.
         times: of the examples; −∞ where there is none.
         examples: their digests.
     """
@@ -313,6 +416,22 @@ class _Latest:
             times=np.full(shape, -np.inf),
             examples=np.zeros(shape, dtype=np.uint64),
         )
+
+    def at(self, rows_K: Int64[np.ndarray, " K"]) -> _Latest:
+        """Return those of some rows."""
+        return _Latest(
+            versions=self.versions[rows_K],
+            places=self.places[rows_K],
+            times=self.times[rows_K],
+            examples=self.examples[rows_K],
+        )
+
+    def put(self, rows_K: Int64[np.ndarray, " K"], others: _Latest) -> None:
+        """Replace those of some rows."""
+        self.versions[rows_K] = others.versions
+        self.places[rows_K] = others.places
+        self.times[rows_K] = others.times
+        self.examples[rows_K] = others.examples
 
     def merged(
         self,

@@ -5,7 +5,7 @@
 Nothing leaks from the future: a version that was trained on a row as late as the example, or later, is passed over,
 whatever it says. A row without such a score has an empty cell, and so has one without a time. What is joined are
 numbers in columns of our own: `teacher:NAME:LABEL`, a probability, and `teacher:NAME:age`, the seconds between
-watermark and example.
+watermark and example. Histories of vectors (`history.py`) are `teacher:NAME:vectors`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float32, UInt64
 
 from ziggurat.config import JSON
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.teachers.growing import WindowScores
-from ziggurat.data.teachers.history import HistoryJoin
+from ziggurat.data.teachers.growing import WindowTable
+from ziggurat.data.teachers.history import HistoryJoin, check_versions, index_of
 from ziggurat.data.teachers.side_table import (
     ExampleIndex,
     TeacherVersion,
@@ -65,6 +65,26 @@ def joined_histories(schema: Schema) -> list[TeacherHistory]:
 def teacher_of(feature: TeacherHistory) -> str:
     """Return the name of the teacher whose vectors a feature holds."""
     return column_of(feature).removeprefix(_PREFIX).rpartition(":")[0]
+
+
+def age_column(feature: TeacherHistory) -> str:
+    """Return the raw column of seconds from the latest example of a history to its row, of windows of streams."""
+    return f"{column_of(feature)}:{AGE}"
+
+
+def without_histories(schema: Schema) -> Schema:
+    """Return a schema without the features whose columns the join makes: that of the raw files."""
+    joined = joined_histories(schema)
+    return replace(schema, features=tuple(each for each in schema.features if each not in joined))
+
+
+def with_empty_histories(chunk: RawChunk, schema: Schema) -> RawChunk:
+    """Return raw rows without the joined histories that a schema wants, as those of no vector."""
+    empty = [
+        pl.Series(column_of(each), np.zeros((chunk.num_rows, each.history.words), dtype=np.int32))
+        for each in joined_histories(schema)
+    ]
+    return replace(chunk, frame=chunk.frame.with_columns(empty)) if empty else chunk
 
 
 def with_teacher_columns(schema: Schema) -> bool:
@@ -112,7 +132,7 @@ class TeacherJoin:
         schema: of the rows, with extras whose columns the join makes.
         date_order: of dates in its time column.
         with_scores: False for rows that are scored, which need histories of vectors alone.
-        scores: of a side table that grows, as a window of a stream finds them; None: all that is there.
+        window: of a side table that grows, as a window of a stream finds it; None: all that is there.
 
     Raises:
         SchemaError: the schema has no time.
@@ -126,22 +146,27 @@ class TeacherJoin:
         schema: Schema,
         date_order: DateOrder,
         with_scores: bool = True,
-        scores: WindowScores | None = None,
+        window: WindowTable | None = None,
     ) -> None:
         require_time(schema)
         self._time = schema.time
         self._date_order = date_order
         self._wanted = [column.removeprefix(_PREFIX) for column in joined_columns(schema)] if with_scores else []
-        self._find = _found if scores is None else scores.find
+        self._find = _found if window is None else window.find
+        self._is_window = window is not None
         teachers = {name.rpartition(":")[0] for name in self._wanted}
-        there = versions_in(folder) if scores is None else scores.versions
+        there = versions_in(folder) if window is None else window.versions
         versions = sorted(there, key=lambda each: each.facts.watermark, reverse=True)
         self._versions = [each for each in versions if each.facts.teacher in teachers]
         columns = [column for each in self._versions for column in each.facts.example_columns]
-        self._histories = [
-            HistoryJoin(feature, versions=[each for each in versions if each.facts.teacher == teacher_of(feature)])
-            for feature in joined_histories(schema)
-        ]
+        self._histories: list[HistoryJoin] = []
+        for feature in joined_histories(schema):
+            own = [each for each in versions if each.facts.teacher == teacher_of(feature)]
+            check_versions(feature, own)
+            indices = [
+                index for each in own for index in ([index_of(each)] if window is None else window.indices_of(each))
+            ]
+            self._histories.append(HistoryJoin(feature, indices=indices))
         columns += [each.feature.key for each in self._histories]
         self.columns = tuple(dict.fromkeys([self._time, *columns]))
 
@@ -210,8 +235,11 @@ class TeacherJoin:
         for history in self._histories:
             for facts in history.facts:
                 self._refuse_other_times(chunk, times_N, is_calendar=is_calendar, facts=facts)
-            words_NW = history.words(chunk, times_N, is_calendar=is_calendar)
+            histories = history.found(chunk, times_N, is_calendar=is_calendar)
+            words_NW = histories.words
             series.append(pl.Series(column_of(history.feature), words_NW, dtype=pl.Array(pl.Int32, words_NW.shape[1])))
+            if self._is_window:
+                series.append(pl.Series(age_column(history.feature), times_N - histories.latest))
         frame = chunk.frame.with_columns(series) if chunk.frame.width else pl.DataFrame(series)
         return replace(chunk, frame=frame)
 

@@ -202,6 +202,15 @@ class VersionFolder:
             found.append((path.name, path.stat().st_size if part is None else part.sha256))
         return tuple(found)
 
+    def check(self, part: Path) -> str:
+        """Compare a part with the list of the version; return the SHA-256 of its file, "no file" where it is gone.
+
+        Raises:
+            DataError: it has another content, is in no list, or is gone.
+        """
+        self._list().check(part)
+        return digest_of_file(part)
+
     def settle(self) -> int:
         """Bring in order what a killed process left, and list parts that are in no list; one process does, that logs.
 

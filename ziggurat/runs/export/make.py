@@ -39,7 +39,7 @@ from ziggurat.runs.export.event_data import EventsWanted, event_data, known_item
 from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.golden_requests import golden_requests
-from ziggurat.runs.export.histories import write_histories
+from ziggurat.runs.export.histories import age_of_histories, missing_histories, write_histories
 from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, named_ranker, refuse_blind, refuse_stranger
 from ziggurat.runs.export.made_from import source_of, versions
@@ -141,7 +141,11 @@ def export_run(
         facts: dict[str, object] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
         facts |= _write_models(folder, runs, config, models, progress)
         for part, each in data.items():
-            facts |= write_histories(each, folder / part, progress=progress)
+            progress.begin("histories", total=None)
+            facts |= write_histories(each.join, folder / part, schema=each.schema)
+            progress.end()
+            for line in (*missing_histories(each.join, each.schema), *age_of_histories(each.join, each.schema)):
+                progress.say(line)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
         asked.check(formula, catalogue=catalogue)

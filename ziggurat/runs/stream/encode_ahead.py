@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ziggurat.data.streams.arrivals import Window
-from ziggurat.training.records.windows import TaughtRows
+from ziggurat.training.records.windows import HistoryRows, TaughtRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class EncodedWindow:
         watermark: time of its newest row; "" where the schema has no time.
         trained: rows that it is trained on, by what is known of their labels, where these are others than its own.
         teachers: by name, what they said of its rows.
+        histories: by teacher, what its rows read of the vectors.
         labels_ahead: rows whose label has a time of the future.
     """
 
@@ -47,6 +48,7 @@ class EncodedWindow:
     watermark: str = ""
     trained: Mapping[str, int] = field(default_factory=dict)
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
+    histories: dict[str, HistoryRows] = field(default_factory=dict)
     labels_ahead: int = 0
 
 

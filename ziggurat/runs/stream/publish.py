@@ -9,6 +9,9 @@ is a delta: dense weights, and the rows of tables that changed (`changed_rows.py
 proportion to changed rows. The chain is compacted by a version that is written whole: after `max_deltas` of them, or
 when their bytes exceed a share of the base's. Every link of the chain is read and its SHA-256 compared each time.
 
+A model that reads histories of a teacher's vectors has their table written whole each time, with the users and vectors
+that the side table has by then: 8 + 4 · W bytes a user (`serving/answering/histories.py`).
+
 Each version is read back before anybody is sent to it. On one device all its weights are compared, bit by bit, with
 those that are trained, and its scores with the model's on rows of the window; on ranks the rows that it brings. Golden
 requests are rows of the window. A version that does not pass is written whole; one that does not pass then is an error.
@@ -46,6 +49,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.teachers.join import TeacherJoin
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.files import Format
@@ -54,6 +58,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.golden_requests import golden_requests
+from ziggurat.runs.export.histories import missing_histories, write_histories
 from ziggurat.runs.export.made_from import source_of, versions
 from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_fit import quoted
@@ -70,7 +75,9 @@ from ziggurat.runs.stream.changed_rows import (
     table_names,
 )
 from ziggurat.runs.stream.tell_server import ServerToTell
+from ziggurat.runs.teachers.rows import with_histories
 from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings
+from ziggurat.serving.answering.histories import HISTORIES
 from ziggurat.serving.export.deltas import ChangedRows, Delta, changed_ids, ids_in_order
 from ziggurat.serving.export.export_folder import (
     MANIFEST_NAME,
@@ -182,8 +189,9 @@ class _RowsOfWindow(RunData):
 
     def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
         """Return the first rows."""
-        chunk = self.chunk.with_number_columns(self.schema.numbers)
-        yield chunk.filter(np.arange(chunk.num_rows) < num_rows)
+        for raw in with_histories([self.chunk], self.join):
+            chunk = raw.with_number_columns(self.schema.numbers)
+            yield chunk.filter(np.arange(chunk.num_rows) < num_rows)
 
 
 class PublishWindows(Hook):
@@ -198,6 +206,7 @@ class PublishWindows(Hook):
         preprocessing: as fitted to the history.
         record: gives the record of a window by its number, on the first rank.
         sample: gives raw rows of a window, on the first rank; None where they are gone.
+        histories: gives what joins rows with the histories of now, on the first rank; None where the model reads none.
         progress: where it is said.
     """
 
@@ -212,6 +221,7 @@ class PublishWindows(Hook):
         preprocessing: Preprocessing,
         record: Callable[[int], WindowRecord | None],
         sample: Callable[[int], RawChunk | None],
+        histories: Callable[[], TeacherJoin | None],
         progress: Progress,
     ) -> None:
         self._config = config
@@ -223,6 +233,7 @@ class PublishWindows(Hook):
         self._preprocessing = preprocessing
         self._record = record
         self._sample = sample
+        self._histories = histories
         self._progress = progress
         self._names = table_names(preprocessing.inputs)
         self._marks = RowMarks(preprocessing.inputs)
@@ -476,7 +487,9 @@ class PublishWindows(Hook):
                     return why
             self._chain_settings().write(folder / CHAIN_FILE)
             known.pop(CHAIN_FILE, None)
+            join = self._histories()
             facts: dict[str, object] = {PUBLISHED_FACTS: to_json(publication)}
+            facts |= self._write_histories(join, folder)
             source = source_of(
                 RANKER, folder=self._run, config=self._settings, preprocessing=fitted, step=publication.step
             )
@@ -489,7 +502,7 @@ class PublishWindows(Hook):
                 if whole:
                     raise
                 return f"a check failed\n{error}"
-            with self._rows_of(number) as rows:
+            with self._rows_of(number, join=join) as rows:
                 if rows is not None and trainer.team.world_size == 1:
                     facts |= self._compare_scores(trainer, loaded, rows, fitted, publication)
                 write_golden(loaded, self._golden(loaded, rows), folder / GOLDEN_FILE)
@@ -510,6 +523,15 @@ class PublishWindows(Hook):
         tensors |= {self._names[name]: each.values for name, each in weights.tables.items()}
         save_weights(packed, folder / RANKER, weights=tensors)
 
+    def _write_histories(self, join: TeacherJoin | None, folder: Path) -> dict[str, object]:
+        """Write the histories of users as of now; return what is said of them."""
+        schema = self._preprocessing.schema
+        if join is None:
+            return {}
+        for line in missing_histories(join, schema):
+            self._say_once(line)
+        return write_histories(join, folder / RANKER, schema=schema)
+
     def _write_delta(
         self,
         packed: PackedModel,
@@ -529,6 +551,8 @@ class PublishWindows(Hook):
             return f"version {previous.number} is damaged\n{error}"
         for name, entry in files.items():
             if name in (GOLDEN_FILE, CHAIN_FILE, f"{RANKER}/{MODEL_FILE}"):
+                continue
+            if name.startswith(f"{RANKER}/{HISTORIES}/"):  # those of now are written
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -646,8 +670,8 @@ class PublishWindows(Hook):
         return {"parity": parity.to_json()}
 
     @contextlib.contextmanager
-    def _rows_of(self, number: int) -> Iterator[_RowsOfWindow | None]:
-        """Raw rows of a window; None where they are gone."""
+    def _rows_of(self, number: int, *, join: TeacherJoin | None) -> Iterator[_RowsOfWindow | None]:
+        """Raw rows of a window, with histories where the model reads them; None where they are gone."""
         chunk = self._sample(number)
         if chunk is None or not chunk.num_rows:
             yield None
@@ -657,7 +681,8 @@ class PublishWindows(Hook):
             tempfile.TemporaryDirectory() as folder,
             BadRows(BadRowPolicy.QUARANTINE, folder=Path(folder)) as bad_rows,
         ):
-            yield _RowsOfWindow(config=self._data, schema=self._preprocessing.schema, bad_rows=bad_rows, chunk=chunk)
+            schema = self._preprocessing.schema
+            yield _RowsOfWindow(config=self._data, schema=schema, bad_rows=bad_rows, chunk=chunk, join=join)
 
     def _golden(self, loaded: Recommender, rows: _RowsOfWindow | None) -> Sequence[dict[str, Any]]:
         """Questions about rows of the window, else those of the version before."""

@@ -473,6 +473,7 @@ class _Stream:
             preprocessing=self._windows.preprocessing,
             record=lambda number: next((each for each in self._kept if each.window == number), None),
             sample=self._windows.sample,
+            histories=self._windows.histories_now,
             progress=self._progress,
         )
         return [hook]
@@ -593,6 +594,7 @@ class _Stream:
             labelled=None if window.labelled is None else round(window.labelled / max(window.data.num_rows, 1), 6),
             labels_ahead=window.labels_ahead,
             teachers=window.teachers,
+            histories=window.histories,
             timing={
                 "encode_s": round(window.encode_s, 3),
                 "wait_s": round(window.wait_s, 3),

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
-from ziggurat.data.teachers.join import is_joined
+from ziggurat.data.teachers.join import is_joined, joined_histories, teacher_of
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Encoding, Schema, Table, column_of, table_of
 from ziggurat.models.contract.reads import finds_items
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.teachers.student import refuse_histories
 from ziggurat.training.config import AS_VALIDATION, Decay, SelfDistil
 from ziggurat.training.delayed_feedback import DelayedConfig
 from ziggurat.training.delayed_losses import DelayedLoss
@@ -27,7 +26,6 @@ def for_stream(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: one of them has no place in a stream.
     """
-    refuse_histories(config)
     training = config.training
     if config.table_schema.events is not None or finds_items(config.model):
         found = "a schema with [events]" if config.table_schema.events is not None else f"model {config.model.kind!r}"
@@ -151,7 +149,7 @@ def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) ->
 def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
     """The settings of a stream that goes on, with the teachers that it began with.
 
-    The side table may have others since: a student has a head for each teacher from its first step on.
+    The side table may have others since: a student has a head, or a feature, for each teacher from its first step on.
 
     Args:
         config: as it was given, with a side table or without.
@@ -161,9 +159,14 @@ def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
         return config
     own = tuple(extra for extra in config.table_schema.extras if not is_joined(column_of(extra)))
     joined = tuple(extra for extra in stored.table_schema.extras if is_joined(column_of(extra)))
+    began = joined_histories(stored.table_schema)
+    given = {teacher_of(feature): feature for feature in joined_histories(config.table_schema)}
+    raw = tuple(each for each in config.table_schema.features if each not in given.values())
+    # As they are given where they are: another length is then named as a setting that cannot change.
+    histories = [given.get(teacher_of(feature), feature) for feature in began] if began else list(given.values())
     return replace(
         config,
-        table_schema=replace(config.table_schema, extras=(*own, *joined)),
+        table_schema=replace(config.table_schema, features=(*raw, *histories), extras=(*own, *joined)),
         data=replace(config.data, teacher=config.data.teacher or stored.data.teacher),
         distil=replace(config.distil, teachers=stored.distil.teachers),
     )

@@ -38,7 +38,12 @@ from ziggurat.data.streams.stability import (
     digest_of_counts,
 )
 from ziggurat.data.streams.windows import HISTORY, StreamConfig
-from ziggurat.data.teachers.join import joined_columns
+from ziggurat.data.teachers.join import (
+    TeacherJoin,
+    with_empty_histories,
+    with_teacher_columns,
+    without_histories,
+)
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
@@ -59,7 +64,7 @@ from ziggurat.runs.stream.window_encoder import (
     windows_folder,
 )
 from ziggurat.training.records.run_folder import RunFolder
-from ziggurat.training.records.windows import TaughtRows
+from ziggurat.training.records.windows import HistoryRows, TaughtRows
 from ziggurat.training.report.progress import Progress
 
 _NAP_S = 0.05
@@ -99,6 +104,7 @@ class StreamWindow:
         labelled: rows of `data` whose label is known at the end of the window; None: all are.
         is_settled: whether positives are trained no sooner than negatives of the same time.
         teachers: by name, what they said of its rows.
+        histories: by teacher, what its rows read of the vectors.
         labels_ahead: rows of `data` whose label has a time of more than a day from now: they wait until then.
     """
 
@@ -116,6 +122,7 @@ class StreamWindow:
     labelled: int | None = None
     is_settled: bool = True
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
+    histories: dict[str, HistoryRows] = field(default_factory=dict)
     labels_ahead: int = 0
 
     @property
@@ -146,6 +153,7 @@ class _Ready:
     encode_s: float
     watermark: str
     teachers: dict[str, TaughtRows]
+    histories: dict[str, HistoryRows]
     labelled: int
     trained: dict[str, int]
     labels_ahead: int
@@ -202,13 +210,13 @@ class StreamWindows:
             if has_begun:
                 refuse_gone(run)
             kept = None if broker is None else KeptReader(run.stream)
-            if data.teacher and joined_columns(schema):
+            if data.teacher and with_teacher_columns(schema):
                 self._teachers = StreamTeachers(data.teacher, schema=schema, say=progress.say)
             self._arrivals = Arrivals(
                 run.stream,
                 config=config,
                 data=data,
-                schema=schema,
+                schema=without_histories(schema),
                 has_begun=has_begun,
                 also=StreamTeachers.columns_beside(schema, self._teachers),
             )
@@ -364,7 +372,9 @@ class StreamWindows:
             self._receiving.refuse_unseen(arrivals.chunks(arrivals.journal.done[0]))
         self._progress.begin("fit", total=arrivals.journal.done[0].rows)
         with BadRows(self._data.bad_rows, folder=self._run.stream / "fit") as bad_rows:
-            fitted = Preprocessing.fit(self._schema, arrivals.chunks(arrivals.journal.done[0]), bad_rows=bad_rows)
+            # Nothing is fitted to histories, which are joined when the window is opened.
+            chunks = (with_empty_histories(each, self._schema) for each in arrivals.chunks(arrivals.journal.done[0]))
+            fitted = Preprocessing.fit(self._schema, chunks, bad_rows=bad_rows)
         self._progress.end()
         shutil.rmtree(self._run.stream / "fit", ignore_errors=True)
         save_preprocessing(fitted, self._run.preprocessing)
@@ -419,6 +429,7 @@ class StreamWindows:
             labelled=facts.labelled if self._delay.is_on else None,
             is_settled=self._delay.attribution_s > 0.0,
             teachers=facts.teachers,
+            histories=facts.histories,
             labels_ahead=facts.labels_ahead,
         )
 
@@ -465,6 +476,7 @@ class StreamWindows:
             encode_s=found.encode_s,
             watermark=found.watermark,
             teachers=found.teachers,
+            histories=found.histories,
             labelled=window.labelled,
             trained=dict(found.trained),
             labels_ahead=found.labels_ahead,
@@ -510,6 +522,10 @@ class StreamWindows:
         """Return the first raw rows of a window, on the first rank; None where they are gone."""
         window = self._held.journal.done[number - 1]
         return next(iter(self._held.chunks(window)), None)
+
+    def histories_now(self) -> TeacherJoin | None:
+        """Return what joins rows with the histories of now, on the first rank; None where the model reads none."""
+        return None if self._teachers is None else self._teachers.histories_now(arrivals=self._held)
 
     def forget(self, number: int) -> None:
         """Remove the raw rows of all windows up to a number."""

@@ -133,7 +133,7 @@ class WindowEncoder:
                 with _ways_out_of_taken_rows(is_begun=number > 1):
                     encoded = self._preprocessing.encode(taught, bad_rows=bad_rows)
                 if join is not None:
-                    join.count(encoded)
+                    join.count(taught, encoded)
                 counts.add(encoded)
                 writer.append(encoded)
                 done += chunk.num_rows
@@ -147,7 +147,7 @@ class WindowEncoder:
         if self._delay.is_on:
             trained, newest = self._encode_lessons(number, window, join=join, shown=lambda: shown(done))
         if join is not None and window.joined is None:
-            self._arrivals.keep_joined(number, join.scores.used)
+            self._arrivals.keep_joined(number, join.used)
         watermark = "" if clock is None or not math.isfinite(newest) else clock.shown(newest)
         return EncodedWindow(
             window=window,
@@ -157,6 +157,7 @@ class WindowEncoder:
             watermark=watermark,
             trained=trained,
             teachers={} if join is None else join.taught(),
+            histories={} if join is None else join.histories(),
             labels_ahead=num_ahead,
         )
 

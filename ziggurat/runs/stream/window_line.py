@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from ziggurat.data.streams.stability import ALARM
-from ziggurat.runs.stream.teachers import taught_text
+from ziggurat.runs.stream.teachers import history_text, taught_text
 from ziggurat.training.evaluation.evaluate import metrics_line
 from ziggurat.training.records.windows import WindowRecord
 
@@ -46,6 +46,7 @@ def window_line(record: WindowRecord, *, train_s: float, steps: int) -> str:
     if shifted:
         parts.append("shifted " + ", ".join(f"{name} {index:.2f}" for name, index in shifted[:_SHOWN_SHIFTS]))
     parts += [taught_text(name, taught) for name, taught in record.teachers.items()]
+    parts += [history_text(name, read) for name, read in record.histories.items()]
     if record.late:
         parts.append(f"{record.late:,} late")
     if record.bad:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ziggurat.data.encoded.loader import Dataset
 from ziggurat.data.encoded.records import extra_column, numbers_of
-from ziggurat.data.teachers.history import HistoryJoin
+from ziggurat.data.teachers.history import check_versions, index_of
 from ziggurat.data.teachers.join import (
     AGE,
     VECTORS,
@@ -52,7 +52,13 @@ class TeacherHistoryConfig:
     pooling: HistoryPooling = HistoryPooling.ATTENTION
 
 
-def with_teacher(config: RunConfig, folder: str | Path, *, history: TeacherHistoryConfig | None = None) -> RunConfig:
+def with_teacher(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    history: TeacherHistoryConfig | None = None,
+    is_stream: bool = False,
+) -> RunConfig:
     """Return the config of a run that learns from the teachers of a side table, or reads their vectors.
 
     For distillation its schema has an extra column for each teacher and label that both have, and one for the age of
@@ -63,6 +69,7 @@ def with_teacher(config: RunConfig, folder: str | Path, *, history: TeacherHisto
         config: of the run; what learns is `distil.head`.
         folder: the side table.
         history: of vectors that the run reads as a feature; None: it reads none.
+        is_stream: the table may grow, so that vectors are looked up part by part when a window is opened.
 
     Raises:
         ConfigError: nothing is to learn, and nothing to be read.
@@ -84,11 +91,11 @@ def with_teacher(config: RunConfig, folder: str | Path, *, history: TeacherHisto
     require_time(config.table_schema)
     config = replace(config, data=replace(config.data, teacher=str(Path(folder).absolute())))
     if history is not None:
-        config = _with_history(config, folder, history)
+        config = _with_history(config, folder, history, is_stream=is_stream)
     return config if config.distil.head is DistilHead.NONE else _with_scores(config, folder)
 
 
-def _with_history(config: RunConfig, folder: str | Path, wanted: TeacherHistoryConfig) -> RunConfig:
+def _with_history(config: RunConfig, folder: str | Path, wanted: TeacherHistoryConfig, *, is_stream: bool) -> RunConfig:
     schema = config.table_schema
     known = {feature.name for feature in schema.features}
     features: list[TeacherHistory] = []
@@ -106,8 +113,10 @@ def _with_history(config: RunConfig, folder: str | Path, wanted: TeacherHistoryC
             row_words=row_words_of(newest.vectors or "bf16", newest.vector_dim or 1),
             pooling=wanted.pooling,
         )
-        # Refuses versions without vectors, without users, or of another size; and makes their index once for all.
-        HistoryJoin(feature, versions=own)
+        check_versions(feature, own)
+        if not is_stream:
+            for each in own:
+                index_of(each)  # made once for all who will read it
         features.append(feature)
     schema = replace(schema, features=(*schema.features, *(each for each in features if each.name not in known)))
     return replace(config, table_schema=schema)
@@ -152,24 +161,6 @@ def _with_scores(config: RunConfig, folder: str | Path) -> RunConfig:
         table_schema=schema,
         distil=replace(config.distil, teachers=tuple(dict.fromkeys([*config.distil.teachers, *teachers]))),
     )
-
-
-def refuse_histories(config: RunConfig) -> None:
-    """Refuse histories of vectors where windows are scored before the side table has them.
-
-    Raises:
-        ConfigError: the schema has one.
-    """
-    if joined_histories(config.table_schema):
-        raise ConfigError(
-            expected="a stream without histories of a teacher's vectors, which are joined to files alone yet",
-            found=", ".join(feature.name for feature in joined_histories(config.table_schema)),
-            where="ziggurat stream, features of the schema",
-            ways_out=(
-                "train a batch run by the same vectors: ziggurat train … --teacher FOLDER --teacher-history COLUMN",
-                "stream without them: --teacher FOLDER --distil aux-head, or no teacher",
-            ),
-        )
 
 
 def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:

@@ -45,11 +45,38 @@ class TaughtRows:
 
     def age_text(self) -> str:
         """Return the median age for people; "" where it said nothing."""
-        if self.age is None:
-            return ""
-        if not self.is_calendar:
-            return f"{self.age:.4g} old"
-        return f"{self.age / _A_DAY_S:.3g} days old" if self.age >= _A_DAY_S else f"{self.age / 3600:.3g} hours old"
+        return _age_text(self.age, is_calendar=self.is_calendar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRows:
+    """Facts about what the rows of a window read of a teacher's vectors of earlier rows.
+
+    Args:
+        share: of the rows that have a history.
+        length: mean number of its vectors, of these rows.
+        age: from its latest example to the row, the median of these rows: seconds, or what times count.
+        is_calendar: whether the age is in seconds.
+        versions: of the teacher, that wrote vectors of them.
+    """
+
+    share: float
+    length: float = 0.0
+    age: float | None = None
+    is_calendar: bool = True
+    versions: tuple[str, ...] = ()
+
+    def age_text(self) -> str:
+        """Return the median age for people; "" where no row has a history."""
+        return _age_text(self.age, is_calendar=self.is_calendar)
+
+
+def _age_text(age: float | None, *, is_calendar: bool) -> str:
+    if age is None:
+        return ""
+    if not is_calendar:
+        return f"{age:.4g} old"
+    return f"{age / _A_DAY_S:.3g} days old" if age >= _A_DAY_S else f"{age / 3600:.3g} hours old"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +104,7 @@ class WindowRecord:
             where labels are known with their rows.
         labels_ahead: rows of it whose label has a time of more than a day from when it was read: they wait until then.
         teachers: by name, what they said of its rows, from which training learns and no metric.
+        histories: by teacher, what its rows read of the vectors, in the test as in training.
         timing: what depends on the clock, in seconds.
     """
 
@@ -98,6 +126,7 @@ class WindowRecord:
     labelled: float | None = None
     labels_ahead: int = 0
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
+    histories: dict[str, HistoryRows] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
 
     @property

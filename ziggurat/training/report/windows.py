@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ziggurat.data.streams.stability import ALARM
 from ziggurat.training.metrics.metric import gain_over, shown_name
-from ziggurat.training.records.windows import TaughtRows, WindowRecord
+from ziggurat.training.records.windows import HistoryRows, TaughtRows, WindowRecord
 from ziggurat.training.report.drift_notes import alarm_notes, shift_notes
 from ziggurat.training.report.plots import BEST, INK, SECOND, axis_limits, plain_axes
 
@@ -76,7 +76,7 @@ def window_figures(records: Sequence[WindowRecord], *, control: Sequence[WindowR
             curves = {name: [shifts[window].get(name, math.nan) for window in names] for name in shown}
             title = f"Shift of values since {against}" + _of_most(shown, most)
             figures.append(_figure(names, curves, title=title, unit="population stability index", line=ALARM))
-    return figures + _taught_figures(records)
+    return figures + _taught_figures(records) + _history_figures(records)
 
 
 def _of_most(shown: Sequence[str], found: Mapping[str, float]) -> str:
@@ -105,6 +105,50 @@ def _taught_figures(records: Sequence[WindowRecord]) -> list[Figure]:
         unit = "days" if is_calendar else "units of the time column"
         figures.append(_figure(names, ages, title=title, unit=unit))
     return figures
+
+
+def _history_figures(records: Sequence[WindowRecord]) -> list[Figure]:
+    """Plot which share of the rows of each window had a history of a teacher's vectors, and how long these were."""
+    shares: dict[str, list[float]] = {}
+    lengths: dict[str, list[float]] = {}
+    for teacher in dict.fromkeys(name for record in records for name in record.histories):
+        read = [record.histories.get(teacher, HistoryRows(share=0.0)) for record in records]
+        shares[teacher] = [100 * each.share for each in read]
+        lengths[teacher] = [each.length if each.share else math.nan for each in read]
+    if not shares:
+        return []
+    names = [record.name for record in records]
+    title = "Rows with a history of a teacher's vectors"
+    figures = [_figure(names, shares, title=title, unit="% of rows")]
+    if any(math.isfinite(length) for values in lengths.values() for length in values):
+        title = "Vectors in a history, mean of rows that have one"
+        figures.append(_figure(names, lengths, title=title, unit="vectors"))
+    return figures
+
+
+def history_notes(records: Sequence[WindowRecord]) -> list[str]:
+    """Say of each teacher which share of the rows had a history of its vectors, how long, and how old.
+
+    Args:
+        records: of the windows.
+    """
+    notes: list[str] = []
+    for teacher in dict.fromkeys(name for record in records for name in record.histories):
+        there = [record for record in records if record.rows]
+        read = [record.histories.get(teacher, HistoryRows(share=0.0)) for record in there]
+        num_rows = sum(record.rows for record in there)
+        num_known = sum(record.rows * each.share for record, each in zip(there, read, strict=True))
+        num_vectors = sum(record.rows * each.share * each.length for record, each in zip(there, read, strict=True))
+        without = sum(not each.share for each in read)
+        text = f"{num_known / max(num_rows, 1):.1%} of {num_rows:,} rows had a history of vectors of teacher {teacher}"
+        text += f", of {num_vectors / num_known:.1f} vectors as a mean" if num_known else ""
+        text += f", and none in {without:,} of {len(read):,} windows" if without else ""
+        known = [each for each in read if each.age is not None]
+        if known:
+            oldest = max(known, key=lambda each: each.age or 0.0)
+            text += f". Its latest example was {oldest.age_text()} in the window where it was oldest (median of rows)"
+        notes.append(f"{text}. Windows were scored by what was logged when they were opened.")
+    return notes
 
 
 def taught_notes(records: Sequence[WindowRecord]) -> list[str]:
@@ -159,7 +203,7 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     head = "".join(f"<th class=n>{html.escape(shown_name(name))}" for name in metrics)
     head += "".join(f"<th class=n>{html.escape(shown_name(name))}, control" for name in metrics if beside)
     rows = "".join(_row(record, metrics=metrics, beside=beside) + _taught_cell(record) for record in records)
-    is_taught = any(record.teachers for record in records)
+    is_taught = any(record.teachers or record.histories for record in records)
     late = sum(record.late for record in records)
     bad = sum(record.bad for record in records)
     notes = (
@@ -168,7 +212,7 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     notes += [f"{bad:,} rows were put aside as bad rows, below stream/ in the folder of the run."] if bad else []
     if not all(record.is_trained for record in records):
         notes.append("The control: the first window alone was trained, and all others were scored by that model.")
-    notes += taught_notes(records)
+    notes += [*taught_notes(records), *history_notes(records)]
     if any(record.trained for record in records):
         states = {state: sum(record.trained.get(state, 0) for record in records) for state in records[0].trained}
         shown = ", ".join(f"{count:,} {state}" for state, count in states.items() if count) or "none"
@@ -218,11 +262,16 @@ def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, Wind
 
 def _taught_cell(record: WindowRecord) -> str:
     """Write what teachers said of a window; nothing where it has none, which no window of a stream has or all have."""
-    if not record.teachers:
+    if not record.teachers and not record.histories:
         return ""
     told = [
         f"{name} {each.share:.1%}" + (f", {each.age_text()}" if each.share else "")
         for name, each in record.teachers.items()
+    ]
+    told += [
+        f"history of {name} {each.share:.1%}"
+        + (f", {each.length:.1f} vectors, {each.age_text()}" if each.share else "")
+        for name, each in record.histories.items()
     ]
     return f"<td>{html.escape('; '.join(told))}"
 
