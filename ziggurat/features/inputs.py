@@ -70,6 +70,10 @@ class HistoryPooling(StrEnum):
     ATTENTION = "attention"  # the mean, and beside it a sum weighted by what the sample itself is about
 
 
+# A pool divides vectors by their deviation, of which FP32 must hold the square.
+LARGEST_OF_VECTORS = 1e15
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class VectorHistory:

@@ -233,7 +233,7 @@ def test_a_stream_is_killed_beside_a_teacher_that_logs_vectors(base: Path) -> No
     at_the_begin(base)
     live_beside_a_teacher(str(base / "whole"))
     at_the_begin(base)
-    preload(_context, "tests.runs.stream.test_streams_with_histories")
+    preload("tests.runs.stream.test_streams_with_histories")
     rng = random.Random(1)
     kills = 0
     while True:

@@ -21,7 +21,7 @@ from ziggurat.data.teachers import history
 from ziggurat.data.teachers.history import HistoryIndex, index_of, keys_of
 from ziggurat.data.teachers.join import joined_histories
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, versions_in
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, RequestError, SchemaError
 from ziggurat.features.inputs import HistoryPooling, VectorHistory, VectorSpec
 from ziggurat.files import Format
 from ziggurat.models.blocks.vector_histories import HistoryPool
@@ -474,3 +474,43 @@ def test_vectors_are_logged_with_the_times_that_all_given_files_show(
     )
     times = np.concatenate([version.owners_of(part)[2] for part in version.parts])
     assert sorted(times.tolist()) == new["at"].to_list()
+
+
+def test_a_request_answers_whatever_vectors_it_brings(folder: Path) -> None:
+    """Right, or an error with four parts: never a mistake of the server, and never NaN."""
+    rows(first=180 * 400).write_parquet("new.parquet")
+    old = rows(200)
+    vectors = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    logged(old, vectors, watermark=FIRST - 1.0, version="one")
+    config = with_history(student_config())
+    zg.train_run(replace(config, training=replace(config.training, epochs=1)), folder="student")
+    zg.export_run("student", out="served")
+    served = zg.Recommender.load("served")
+    column = "teacher:seer:vectors"
+
+    def score(**user: object) -> float:
+        [item] = served.rank({"item": 3, **user}, [{"item": 3}]).items
+        return item.score
+
+    none = score(user=7, **{column: []})
+    assert score(user=7) != none
+    assert score(user=7, **{column: None}) == score(user=7)
+    assert score(user=7, **{column: [[1.0, 2.0]] * 10_000}) == score(user=7, **{column: [[1.0, 2.0]] * 4})
+    assert np.isfinite(score(user=7, **{column: [[1e15, -1e15]]}))
+    for broken in (
+        [[1e16, 1.0]],
+        [[1e39, 1.0]],
+        [["nan", 1.0]],
+        [["1e400", 1.0]],
+        [[None, 1.0]],
+        [[1.0]],
+        [[]],
+        [None],
+        7,
+    ):
+        with pytest.raises(RequestError, match="vectors|numbers") as error:
+            score(user=7, **{column: broken})
+        assert column in error.value.where
+    frame = pl.DataFrame({"user": [7], "item": [3], column: [[[1e20, 1.0]]]})
+    with pytest.raises(SchemaError, match=r"at most 1e\+15"):
+        served.chain.needed_ranker.packed.preprocessing.encode(RawChunk.of(frame), with_labels=False)

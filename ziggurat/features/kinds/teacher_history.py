@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from ziggurat.config import JSON
 from ziggurat.errors import SchemaError
-from ziggurat.features.inputs import HistoryPooling, VectorHistory, VectorSpec
+from ziggurat.features.inputs import LARGEST_OF_VECTORS, HistoryPooling, VectorHistory, VectorSpec
 from ziggurat.features.kinds.feature import Cells, ColumnType, Feature, Parsed, RequestReader
 from ziggurat.typed import Dim, Length, checked
 
@@ -78,8 +78,13 @@ class TeacherHistory(Feature):
         if not isinstance(value, list | tuple):
             raise read.refused(value, expected=f"a list of vectors of {self.dim} numbers each, the latest first")
         vectors = [read.numbers(each) for each in value[: self.length]]
-        if any(len(each) != self.dim or None in each for each in vectors):
-            raise read.refused(value, expected=f"vectors of {self.dim} numbers each")
+        for each in vectors:
+            # NaN, which a text may say, is in no range either.
+            if len(each) != self.dim or not all(
+                number is not None and abs(number) <= LARGEST_OF_VECTORS for number in each
+            ):
+                expected = f"vectors of {self.dim} numbers each, of at most {LARGEST_OF_VECTORS:g}"
+                raise read.refused(value, expected=expected)
         return vectors
 
     def request_type(self) -> ColumnType:

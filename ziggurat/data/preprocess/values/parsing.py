@@ -45,7 +45,7 @@ from ziggurat.data.raw.names import missing_column
 from ziggurat.errors import SchemaError, ZigguratError
 from ziggurat.features.batch import NO_GROUP
 from ziggurat.features.date_order import DateOrder
-from ziggurat.features.inputs import VectorHistory
+from ziggurat.features.inputs import LARGEST_OF_VECTORS, VectorHistory
 from ziggurat.features.kinds import IdLists, TeacherHistory
 from ziggurat.features.labels import YES_WORDS, is_number
 from ziggurat.features.schema import (
@@ -365,6 +365,14 @@ def words_of_lists(series: pl.Series, history: VectorHistory) -> Int32[np.ndarra
             ways_out=("let the join make it: leave the column out of the rows", "send null where nothing is known"),
         )
     flat_VD = vectors.explode().cast(pl.Float32).to_numpy().reshape(-1, history.dim)
+    is_fit_V = (np.abs(flat_VD) <= LARGEST_OF_VECTORS).all(axis=1)  # False for NaN
+    if not is_fit_V.all():
+        raise SchemaError(
+            expected=f"vectors of numbers of at most {LARGEST_OF_VECTORS:g}",
+            found=f"{flat_VD[~is_fit_V][0]!s:.80}",
+            where=f"column {series.name!r}",
+            ways_out=("let the join make it: leave the column out of the rows", "send null where nothing is known"),
+        )
     padded_NLD = np.zeros((num_rows, history.length, history.dim), dtype=np.float32)
     rows_V = np.repeat(np.arange(num_rows), lengths_N)
     places_V = np.arange(len(flat_VD)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
