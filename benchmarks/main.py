@@ -49,6 +49,7 @@ NAMES = {
     "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
     "distil_history": "a teacher's vectors of users' earlier rows (LoopFM) beside logged scores, on two made sets",
     "graph": "products over a graph against torch.sparse and PyG, steps of LightGCN, and sampled edges",
+    "stream_history": "streams that read a teacher's vectors beside its scores, window by window, on two made sets",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",

@@ -1,14 +1,17 @@
-"""Streams that read a teacher's vectors of earlier rows (LoopFM) beside its scores, on made data that drifts.
+"""Streams that read a teacher's vectors of earlier rows (LoopFM) beside its scores, on two made sets.
 
-The data is that of `make demo-stream`: ids live 8 windows, preferences drift by 6 % a window. The teacher is twice as
-wide and streams over six times as many rows; after every second window it logs scores and vectors of the next two
-windows of the student's rows, as a teacher does that is refreshed less often than its student.
+    drift   the data of `make demo-stream`: ids live 8 windows, preferences drift by 6 % a window. The teacher is twice
+            as wide and streams over six times as many rows; after every second window it logs scores and vectors of the
+            next two windows of the student's rows. Histories are by C8, the column with most ids. 2,000 rows a window
+    moods   that of `ziggurat bench distil_history`: a click depends on a mood of the user, which changes in 1 row of 20
+            and which the teacher sees, the student never. One teacher of before the stream has logged all rows;
+            histories are of the user, mean of 4, as validation chose there. Windows of 3,000 rows
 
-    alone      labels                                histories   labels, and vectors of earlier rows with the same C8
-    scores     labels, and logged scores             both        all of it
+    alone      labels                                histories   labels, and vectors of earlier rows
+    scores     labels, and logged scores (aux head)  both        all of it
 
-Measured is the AUC of each window before it is trained, of the windows behind the first that has a teacher. Nothing was
-chosen by these windows: settings are those of the demo, and of `--teacher-history` as it is.
+Measured is the AUC of each window before it is trained, of the windows behind the first after the history. Nothing was
+chosen by these windows.
 
 `ziggurat bench stream_history`
 """
@@ -24,9 +27,12 @@ from pathlib import Path
 import polars as pl
 
 import ziggurat as zg
+from benchmarks.distil_history import Size, Students, schema_of
+from benchmarks.distil_history import config_of as config_of_moods
 from benchmarks.harness import say
 from benchmarks.report import Report, by_round
 from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.features.inputs import HistoryPooling
 from ziggurat.features.schema_io import read_schema
 from ziggurat.runs.drifting import SCHEMA, WINDOWS, write_drifting
 from ziggurat.runs.load import load_run
@@ -63,7 +69,7 @@ def config_of(files: list[str], schema: Path, *, width: int, seed: int) -> zg.Ru
     return replace(run, data=replace(run.data, train=tuple(files)), training=training)
 
 
-def streamed(folder: Path, *, seed: int, windows: int) -> dict[str, list[WindowRecord]]:
+def streamed_drift(folder: Path, *, seed: int, windows: int) -> dict[str, list[WindowRecord]]:
     """Stream the teacher and all students of one seed; return their windows.
 
     Args:
@@ -89,17 +95,49 @@ def streamed(folder: Path, *, seed: int, windows: int) -> dict[str, list[WindowR
         if new := names[end : end + REFRESHED]:
             watermark = f"{files[end - 1].stem}T23:59:59"
             log_teacher(load_run(folder / "big"), new, out=folder / "teacher", watermark=watermark, history=USER)
-    found = {"teacher": read_windows(folder / "big/windows.jsonl")}
+    config = config_of(names, schema, width=1, seed=seed)
+    found = students(config, folder, history=TeacherHistoryConfig(key=USER), stream=stream, seed=seed)
+    return {"teacher": read_windows(folder / "big/windows.jsonl"), **found}
+
+
+def students(
+    config: zg.RunConfig, folder: Path, *, history: TeacherHistoryConfig, stream: StreamConfig, seed: int
+) -> dict[str, list[WindowRecord]]:
+    """Stream the students of one seed; return their windows.
+
+    Args:
+        config: of a student that learns from labels alone.
+        folder: with the side table; takes the runs.
+        history: that two of them read.
+        stream: how rows are cut.
+        seed: for what is said.
+    """
+    found: dict[str, list[WindowRecord]] = {}
     for name, (head, reads) in ARMS.items():
-        config = config_of(names, schema, width=1, seed=seed)
+        own = config
         if name != "alone":
-            config = replace(config, distil=DistilConfig(head=head))
-            history = TeacherHistoryConfig(key=USER) if reads else None
-            config = with_teacher(config, folder / "teacher", history=history, is_stream=True)
-        stream_run(config, folder=folder / name, stream=stream)
-        found[name] = read_windows(folder / name / "windows.jsonl")
+            own = replace(config, distil=DistilConfig(head=head))
+            own = with_teacher(own, folder / "teacher", history=history if reads else None, is_stream=True)
+        stream_run(own, folder=folder / f"{name}-{seed}", stream=stream)
+        found[name] = read_windows(folder / f"{name}-{seed}" / "windows.jsonl")
         say(f"seed {seed}, {name}: " + " ".join(f"{each.metrics.get('auc') or math.nan:.4f}" for each in found[name]))
     return found
+
+
+def streamed_moods(made: Students, *, seed: int) -> dict[str, list[WindowRecord]]:
+    """Stream the students of one seed of the moods; return their windows.
+
+    Args:
+        made: has the teacher and the rows.
+        seed: of weights and of the order of rows.
+    """
+    schema = schema_of("moods", of_teacher=False)
+    config = config_of_moods(schema, made.folder / "new.parquet", dim=4, deep=(32, 16), split=zg.SplitConfig())
+    loader = replace(config.training.loader, batch_size=128, seed=seed)
+    config = replace(config, training=replace(config.training, epochs=1, seed=seed, loader=loader))
+    history = TeacherHistoryConfig(key="owner", length=4, pooling=HistoryPooling.MEAN)
+    stream = StreamConfig(by="rows:3000")
+    return students(config, made.folder, history=history, stream=stream, seed=seed)
 
 
 def _auc(records: list[WindowRecord]) -> float:
@@ -107,38 +145,56 @@ def _auc(records: list[WindowRecord]) -> float:
     return statistics.fmean(each.metrics["auc"] or math.nan for each in records[2:])
 
 
-def run(*, quick: bool = False) -> Report:
-    """Stream teachers and students of several seeds."""
-    seeds = range(1, 3 if quick else 4)
-    windows = 6 if quick else 10
-    report = Report(
-        benchmark="stream_history",
-        claim=f"Streams with a teacher's scores and vectors: {windows - HISTORY} windows of {ROWS:,} rows, "
-        f"{len(seeds)} seeds.",
-        command="ziggurat bench stream_history",
-    )
-    found: list[dict[str, list[WindowRecord]]] = []
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(streamed(Path(folder), seed=seed, windows=windows))
-    auc = {name: [_auc(each[name]) for each in found] for name in ("teacher", *ARMS)}
+def _say(report: Report, kind: str, found: list[dict[str, list[WindowRecord]]]) -> None:
+    """Add cases and lines of a made set to a report, window by window.
+
+    Args:
+        report: that takes them.
+        kind: of the set.
+        found: windows by arm, for each seed.
+    """
+    auc = {name: [_auc(each[name]) for each in found] for name in found[0]}
     for name, values in auc.items():
-        report.notes.append(f"{name}: AUC {statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}")
+        report.notes.append(f"{kind}, {name}: AUC {statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}")
     for name in list(ARMS)[1:]:
-        report.cases.append(by_round(f"{name}_auc", ours=(name, auc[name]), peer=("alone", auc["alone"]), unit="AUC"))
+        ours = (name, auc[name])
+        report.cases.append(by_round(f"{kind}_{name}_auc", ours=ours, peer=("alone", auc["alone"]), unit="AUC"))
         difference = paired_difference(auc[name], auc["alone"])
-        report.notes.append(f"{name} − alone: {difference.mean:+.4f} ± {difference.sd:.4f}, p = {difference.t_p:.2g}")
-    for number in range(2, windows - HISTORY + 1):
+        report.notes.append(
+            f"{kind}, {name} − alone: {difference.mean:+.4f} ± {difference.sd:.4f}, p = {difference.t_p:.2g}"
+        )
+    for number in range(2, len(found[0]["alone"])):
         means = {
             name: statistics.fmean(each[name][number].metrics["auc"] or math.nan for each in found) for name in auc
         }
-        read = [each["both"][number].histories["big"] for each in found]
+        [read] = found[0]["both"][number].histories.values()
         report.notes.append(
-            f"{found[0]['alone'][number].name}: "
+            f"{kind}, {found[0]['alone'][number].name}: "
             + ", ".join(f"{name} {value:.4f}" for name, value in means.items())
-            + f"; rows with a history {statistics.fmean(each.share for each in read):.1%}, "
-            f"of {statistics.fmean(each.length for each in read):.1f} vectors"
+            + f"; rows with a history {read.share:.1%}, of {read.length:.1f} vectors"
         )
+
+
+def run(*, quick: bool = False) -> Report:
+    """Stream teachers and students of several seeds."""
+    seeds = range(1, 3 if quick else 4)
+    report = Report(
+        benchmark="stream_history",
+        claim=f"Streams that read a teacher's vectors, beside its scores, on two made sets; {len(seeds)} seeds.",
+        command="ziggurat bench stream_history",
+    )
+    drifted: list[dict[str, list[WindowRecord]]] = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            drifted.append(streamed_drift(Path(folder), seed=seed, windows=6 if quick else 8))
+    _say(report, "drift", drifted)
+    with tempfile.TemporaryDirectory() as folder:
+        size = (
+            Size(old_rows=8_000, new_rows=12_000, seeds=2) if quick else Size(old_rows=40_000, new_rows=24_000, seeds=3)
+        )
+        made = Students("moods", size, folder=Path(folder))
+        report.notes.append(f"moods, teacher: AUC {made.teacher['auc']:.4f} of the last 35 % of the rows")
+        _say(report, "moods", [streamed_moods(made, seed=seed) for seed in seeds])
     for note in report.notes:
         say(note)
     return report

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ziggurat.runs.stream.window_line import window_line
-from ziggurat.training.records.windows import WindowRecord
+from ziggurat.training.records.windows import HistoryRows, WindowRecord
 
 
 def record_of(**settings: Any) -> WindowRecord:
@@ -23,6 +23,11 @@ def record_of(**settings: Any) -> WindowRecord:
         ({"trained": {"known": 0, "assumed": 7, "corrected": 2}}, ["7 assumed, 2 corrected"]),
         ({"unknown": {"user": 0.004, "item": 0.1}}, ["unknown item 10.0%"]),
         ({"shift_before": {"user": 0.19, "item": 0.3, "age": 0.4}}, ["shifted age 0.40, item 0.30"]),
+        (
+            {"histories": {"big": HistoryRows(share=0.5, length=2.25, age=7200.0)}},
+            ["history big 50.0% of 2.2 vectors, 2 hours old"],
+        ),
+        ({"histories": {"big": HistoryRows(share=0.0)}}, ["history big 0.0%"]),
         ({"late": 12, "bad": 3}, ["12 late", "3 put aside"]),
         ({"metrics": {"auc": 0.75, "mrr": 0.5}}, ["auc 0.75000"]),
     ],

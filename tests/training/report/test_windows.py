@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ziggurat.data.streams.stability import ALARM
-from ziggurat.training.records.windows import TaughtRows, WindowRecord
-from ziggurat.training.report.windows import taught_notes, window_figures, windows_section
+from ziggurat.training.records.windows import HistoryRows, TaughtRows, WindowRecord
+from ziggurat.training.report.windows import history_notes, taught_notes, window_figures, windows_section
 
 DAY = 86_400.0
 
@@ -76,3 +76,22 @@ def test_the_report_names_bad_rows_and_labels_of_the_future() -> None:
     assert "2 labels have a time of more than a day after their window was read (2026-01-02)" in page
     frozen = windows_section([record(1), record(2, is_trained=False)], control=[], figures=[])
     assert "the first window alone was trained" in frozen
+
+
+def test_the_report_says_what_rows_read_of_a_teachers_vectors() -> None:
+    read = [
+        HistoryRows(share=0.0),
+        HistoryRows(share=0.5, length=2.0, age=DAY, versions=("a",)),
+        HistoryRows(share=1.0, length=5.0, age=3 * DAY, versions=("a", "b")),
+    ]
+    records = [record(number, histories={"big": each}) for number, each in enumerate(read, start=1)]
+    (note,) = history_notes(records)
+    assert note.startswith(
+        "50.0% of 300 rows had a history of vectors of teacher big, of 4.0 vectors as a mean, and none in 1 of 3 "
+        "windows. Its latest example was 3 days old"
+    )
+    assert [figure.axes[0].get_ylabel() for figure in window_figures(records)][-2:] == ["% of rows", "vectors"]
+    page = windows_section(records, control=(), figures=())
+    assert "history of big 50.0%, 2.0 vectors, 1 days old" in page
+    assert [figure.axes[0].get_ylabel() for figure in window_figures(records[:1])][-1:] == ["% of rows"]
+    assert history_notes([record(1)]) == []
