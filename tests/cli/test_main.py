@@ -33,7 +33,7 @@ FROZEN = {
         *(f"--{name}" for name in SHORT_NAMES),
     },
     "stream": {
-        *("--distil", "--teacher"),
+        *("--distil", "--teacher", "--teacher-history", "--teacher-history-length", "--teacher-history-pooling"),
         *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
         *("--settings", "--hook", "--follow", "--delay", "--label-time", "--observe-s", "--attribution-s"),
         "--idle-close-s",

@@ -508,7 +508,7 @@ def test_a_request_answers_whatever_vectors_it_brings(folder: Path) -> None:
         [None],
         7,
     ):
-        with pytest.raises(RequestError, match="vectors|numbers") as error:
+        with pytest.raises(RequestError, match=r"vectors|numbers") as error:
             score(user=7, **{column: broken})
         assert column in error.value.where
     frame = pl.DataFrame({"user": [7], "item": [3], column: [[[1e20, 1.0]]]})

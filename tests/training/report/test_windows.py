@@ -93,5 +93,4 @@ def test_the_report_says_what_rows_read_of_a_teachers_vectors() -> None:
     assert [figure.axes[0].get_ylabel() for figure in window_figures(records)][-2:] == ["% of rows", "vectors"]
     page = windows_section(records, control=(), figures=())
     assert "history of big 50.0%, 2.0 vectors, 1 days old" in page
-    assert [figure.axes[0].get_ylabel() for figure in window_figures(records[:1])][-1:] == ["% of rows"]
     assert history_notes([record(1)]) == []

@@ -43,7 +43,7 @@ from ziggurat.config import to_json
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, FileError
 from ziggurat.features.kinds import TeacherHistory
 from ziggurat.files import Format, replacing_folder, sha256_of
 from ziggurat.ops.vector_histories import pack_rows
@@ -197,7 +197,12 @@ def _open(
     digest = hashlib.blake2b(repr((_ORDER, parts)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
     folder = version.path / f"{prefix}-{digest}"
     if not (folder / _INDEX_FILE).exists():
-        _write(version, folder, parts=[version.path / name for name, _ in parts], prefix=prefix)
+        try:
+            _write(version, folder, parts=[version.path / name for name, _ in parts], prefix=prefix)
+        except FileError:
+            # Another process, whose student reads the same parts, may have written it meanwhile, to the same bits.
+            if not (folder / _INDEX_FILE).exists():
+                raise
     noted = INDEX.read(folder / _INDEX_FILE)
     for name in _ARRAYS:
         file = folder / f"{name}.npy"
