@@ -189,7 +189,7 @@ def live_beside_a_teacher(folder: str) -> None:
                 logs(base / "teacher", rows, vectors_of(rows, seed=part), watermark=watermark, version=version)
         return found
 
-    WindowEncoder.encode = and_log  # pyright: ignore[reportAttributeAccessIssue]
+    WindowEncoder.encode = and_log
     try:
         config = student(base, head=DistilHead.AUX_HEAD)
         stream_run(config, folder=folder, stream=StreamConfig(by="day", growing=60))
