@@ -61,6 +61,7 @@ class BadReason(StrEnum):
     NOT_READABLE = "not_readable"  # no value that its feature can read
     OTHER_UNIT = "other_unit"  # a time of another unit than those of training
     EARLY_LABEL = "early_label"  # a label that is known before its row was there
+    SAME_KEY = "same_key"  # a row whose key another row has
 
 
 PUT_ASIDE = "put such rows aside and go on: --data.bad-rows quarantine; for a trained run --bad-rows quarantine"

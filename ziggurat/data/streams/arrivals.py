@@ -19,6 +19,9 @@ Where labels are known later than their rows (`label_delay.py`), rows are kept o
 may be trained: scored rows of a window are its pieces, trained ones its lessons. Lessons of windows to come wait in the
 journal, and so on the disk, for as long as labels take.
 
+Where labels have records of their own (`late_labels.py`), rows are kept a third time: each waits with its window until
+all labels of the window are there or can come no more. Then they are dealt as rows of a file that had both.
+
 Cost: raw files are read once more for their digest; the disk holds the raw rows that are not trained yet, compressed by
 LZ4. With windows of N rows the times of all files that arrive at once are in memory, 24 bytes a row.
 """
@@ -26,6 +29,7 @@ LZ4. With windows of N rows the times of all files that arrive at once are in me
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import threading
 from collections import Counter
@@ -43,18 +47,32 @@ from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.order_of_dates import order_of_dates, shown_order
+from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
-from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
+from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, Journal, JournalFile, LabelLog, Piece, Window
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
+from ziggurat.data.streams.late_labels import (
+    EARLY,
+    LOG_SCHEMA,
+    NO_ROW,
+    Keyed,
+    KeyedRuns,
+    LateLabels,
+    keys_of,
+    label_cells,
+    records_of,
+    report_keyless,
+    report_second_rows,
+)
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.data.teachers.growing import JoinedPart
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.label_state import LabelState
-from ziggurat.features.schema import Schema
+from ziggurat.features.schema import Schema, column_of
 from ziggurat.files import digest_of, sha256_of, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, StoreFile, facts_of, is_url
@@ -109,6 +127,9 @@ class Taken:
         again: files that were left out, as their content had arrived before.
         newest_s: the latest time of these rows in seconds since 1970; minus infinity where there is none.
         lost: messages that the broker no longer had.
+        label_files: files of labels that were taken.
+        labels: records of them.
+        label_counts: records of labels by what became of them, of those that are named.
     """
 
     files: int = 0
@@ -119,6 +140,9 @@ class Taken:
     again: tuple[str, ...] = ()
     newest_s: float = field(default=-np.inf, compare=False)
     lost: int = 0
+    label_files: int = 0
+    labels: int = 0
+    label_counts: dict[str, int] = field(default_factory=dict)
 
 
 class Arrivals:
@@ -193,8 +217,12 @@ class Arrivals:
         self._num_rows = 0
         for file in (*self.journal.files, *self.journal.copies):
             self._remember(file)
+        for file in self.journal.label_files:
+            self._remember(replace(file, rows=0))
+        self._late_labels = self._read_logs()
         # Pieces of each file of rows that are needed, so that forgetting a window looks at its own files alone.
         self._needed = Counter(piece.part for piece in self._pieces())
+        self._needed.update(log.part for log in self.journal.logs)
         self._num_dealt = self.journal.num_dealt  # with the rows of files that are being taken
 
     def _remember(self, file: ArrivedFile) -> None:
@@ -211,6 +239,8 @@ class Arrivals:
         yield from self.journal.late
         for pieces in self.journal.lessons.values():
             yield from pieces
+        for held in self.journal.held.values():
+            yield from held.pieces
 
     @property
     def num_rows(self) -> int:
@@ -233,15 +263,26 @@ class Arrivals:
         keys = [int(key) for key, pieces in self.journal.lessons.items() if pieces]
         return self._cut.name(max(keys)) if keys and self._cut is not None else ""
 
+    @property
+    def num_held(self) -> int:
+        """Rows that wait for records of their labels."""
+        return sum(piece.rows for held in self.journal.held.values() for piece in held.pieces)
+
     # ------------------------------------------------------------------------------------------------------ files
 
     def take(
-        self, paths: Sequence[DataPath], *, latest_s: float = np.inf, progress: ProgressCallback | None = None
+        self,
+        paths: Sequence[DataPath],
+        *,
+        labels: Sequence[DataPath] = (),
+        latest_s: float = np.inf,
+        progress: ProgressCallback | None = None,
     ) -> Taken:
         """Take the rows of those files that have not arrived before.
 
         Args:
             paths: all files that are there, in the order in which new ones are to be taken.
+            labels: all files with records of labels; they are taken behind the rows.
             latest_s: seconds since 1970; rows later than that have a wrong clock, and are bad rows.
             progress: called with (phase, rows done, rows in all or None).
 
@@ -251,24 +292,15 @@ class Arrivals:
         """
         self._latest_s = latest_s
         self._newest_s = -np.inf
-        self._begin_anew_if_changed(paths)
+        self._begin_anew_if_changed([*paths, *labels])
         told: ProgressCallback = progress or (lambda phase, done, total: None)
-        new: list[_NewFile] = []
-        new_digests: set[str] = set()
-        copies: list[ArrivedFile] = []
-        for path in paths:
-            facts = facts_of(path)
-            digest = self._digest_if_new(path, facts=facts)
-            if digest is None:
-                continue
-            # Files of this very call count as well: two copies may arrive together.
-            if digest in new_digests or digest in self._digests:
-                copies.append(_copy(path, facts=facts, sha256=digest))
-                continue
-            new.append(_NewFile(path=path, facts=facts, sha256=digest))
-            new_digests.add(digest)
-        if not new and not copies:
-            return Taken()
+        counts = Counter(self.journal.label_counts)
+        new, copies = self._new_files(paths)
+        found = self._take_files(new, copies, told=told) if new or copies else Taken()
+        return found if self._late_labels is None else self._with_labels(found, labels, counts=counts, told=told)
+
+    def _take_files(self, new: Sequence[_NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
+        """Take the rows of new files, and note which files are copies of others."""
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
         if self._cut is None and self._has_time and new:
@@ -295,6 +327,24 @@ class Arrivals:
             again=tuple(copy.path for copy in copies),
             newest_s=self._newest_s,
         )
+
+    def _new_files(self, paths: Sequence[DataPath]) -> tuple[list[_NewFile], list[ArrivedFile]]:
+        """Return the files that have not arrived before, and copies of files that have."""
+        new: list[_NewFile] = []
+        new_digests: set[str] = set()
+        copies: list[ArrivedFile] = []
+        for path in paths:
+            facts = facts_of(path)
+            digest = self._digest_if_new(path, facts=facts)
+            if digest is None:
+                continue
+            # Files of this very call count as well: two copies may arrive together.
+            if digest in new_digests or digest in self._digests:
+                copies.append(_copy(path, facts=facts, sha256=digest))
+                continue
+            new.append(_NewFile(path=path, facts=facts, sha256=digest))
+            new_digests.add(digest)
+        return new, copies
 
     def knows(self, path: DataPath) -> bool:
         """Return whether a file of this name was taken, or left out because its content was."""
@@ -340,7 +390,8 @@ class Arrivals:
         # Later changes are errors: training may have begun by then.
         self._may_begin_anew = False
         given = {(place, num_bytes, str(tag)) for place, num_bytes, tag in map(facts_of, paths)}
-        if all((file.place, file.num_bytes, file.tag) in given for file in self.journal.files):
+        known = (*self.journal.files, *self.journal.label_files)
+        if all((file.place, file.num_bytes, file.tag) in given for file in known):
             return
         self._open = OpenFiles()
         shutil.rmtree(self.folder)
@@ -357,18 +408,8 @@ class Arrivals:
         """Read a file, and put its rows where they belong."""
         path = file.path
         found = self._read_rows(self._opener(path), name=path.name, dealt=dealt, told=told)
-        # Facts are compared after the read: rows of a file that grew meanwhile would belong to no digest.
+        file.refuse_changed()
         place, num_bytes, tag = file.facts
-        if facts_of(path) != file.facts:
-            raise DataError(
-                expected="a file that nobody writes to while it is read",
-                found="it changed meanwhile",
-                where=str(path),
-                ways_out=(
-                    "give the same command again when it is whole: nothing of it was taken",
-                    "write files elsewhere, and rename them into the folder when they are whole",
-                ),
-            )
         arrived = ArrivedFile(
             path=str(path),
             place=place,
@@ -495,15 +536,19 @@ class Arrivals:
             source = opener(bad_rows)
             total = source.num_rows_hint()
             with _Spool(self._rows, number=number) as spool:
-                for chunk in source.frames(columns=self.columns):
-                    self._deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
+                deal = self._hold if self._late_labels is not None else self._deal
+                for chunk in source.frames(columns=self._read_columns):
+                    deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
                     told(f"read {name}", counts.rows, total)
             bad = bad_rows.num_rows
         return _Read(num_read=source.num_read, bad=bad, counts=counts, pieces=spool.pieces)
 
     def _enter(self, arrived: ArrivedFile, found: _Read, *, dealt: _Dealt | None) -> None:
         """Enter rows and their record into the journal together: only now, when they were read whole."""
-        self._place(arrived, found.pieces, found.counts)
+        if self._late_labels is None:
+            self._place(arrived, found.pieces, found.counts)
+        else:
+            self._place_held(arrived, found.pieces, found.counts, late_labels=self._late_labels)
         self._remember(arrived)
         if dealt is not None:
             # What was dealt is one array over all files of the call; the next file goes on in it.
@@ -611,8 +656,22 @@ class Arrivals:
         # Keys rise with time, and windows are done in order, so one comparison is enough.
         return windows <= journal.done[-1].key
 
-    def _place(self, file: ArrivedFile, pieces: Iterable[tuple[int, Piece]], counts: _Counts) -> None:
-        """Add a file and its pieces to the windows that they belong to."""
+    def _place(
+        self,
+        file: ArrivedFile | None,
+        pieces: Iterable[tuple[int, Piece]],
+        counts: _Counts,
+        *,
+        released: int | None = None,
+    ) -> None:
+        """Add a file and its pieces to the windows that they belong to.
+
+        Args:
+            file: whose rows they are; None of rows that have waited for their labels.
+            pieces: by the key of their window.
+            counts: of them.
+            released: key of the window in which they have waited.
+        """
         late: list[Piece] = []
         by_key: dict[int, Window] = {}
         of_lessons: dict[str, list[Piece]] = {}
@@ -640,8 +699,307 @@ class Arrivals:
             newest={str(key): time for key, time in counts.newest.items()},
             lessons=of_lessons,
             unlearned=counts.unlearned,
+            released=released,
         )
         self._apply(change)
+
+    # ----------------------------------------------------------------------------------- labels in files of their own
+
+    @property
+    def _read_columns(self) -> tuple[str, ...]:
+        """Return the columns that are read of rows: with the key by which their labels find them, and without these."""
+        delay = self._config.delay
+        if not delay.has_records:
+            return self.columns
+        later = (column_of(delayed_label(self._schema, delay.label)), delay.column)
+        return tuple(dict.fromkeys((*(name for name in self.columns if name not in later), delay.key)))
+
+    def _reach(self, cut: Cut) -> float:
+        """Return the attribution window in the units of times."""
+        return self._config.delay.attribution_s * cut.clock.per_second
+
+    def _read_logs(self) -> LateLabels | None:
+        """Return what was known of labels when the journal was written; None where rows have their labels."""
+        if not self._config.delay.has_records:
+            return None
+        found = LateLabels()
+        journal = self.journal
+        for log in journal.logs:
+            keyed = Keyed.from_table(self._read_group(self._rows / log.part, 0))
+            if log.is_of_rows:
+                assert self._cut is not None, "rows have shown it"
+                found.add_rows(keyed, reach=self._reach(self._cut))
+            else:
+                found.add_records(keyed)
+        found.cut(
+            rows_before=-np.inf if journal.rows_before is None else journal.rows_before,
+            records_before=-np.inf if journal.records_before is None else journal.records_before,
+        )
+        return found
+
+    def _write_log(self, keyed: Keyed, *, stem: str, is_of_rows: bool) -> LabelLog | None:
+        """Write the log of a file; it counts once it is in the journal."""
+        if not len(keyed):
+            return None
+        part = f"{stem}.parquet"
+        with writing_to(self._rows / part, FileError):
+            writer = ParquetFile(self._rows / part, LOG_SCHEMA, compression="lz4", write_page_checksum=True)
+            writer.write_table(keyed.table(), row_group_size=len(keyed))
+            writer.close()
+        self._needed[part] += 1
+        return LabelLog(part=part, is_of_rows=is_of_rows, newest=keyed.newest())
+
+    def _hold(
+        self, chunk: RawChunk, spool: _Spool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
+    ) -> None:
+        """Write the rows of a chunk by their windows, in which they wait for their labels."""
+        assert dealt is None, "windows are those of the calendar"
+        assert self._late_labels is not None, "labels have records of their own"
+        cut = self._cut_for(chunk)
+        counts.rows += chunk.num_rows
+        times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
+        newest = float(np.fmax.reduce(times, initial=-np.inf))
+        self._newest_s = max(self._newest_s, newest / cut.clock.per_second)
+        counts.newest_row = max(counts.newest_row, newest)
+        windows = cut.windows(times)
+        counts.left_out += int((windows == LEFT_OUT).sum())
+        wanted = windows < LEFT_OUT
+        if not wanted.any():
+            return
+        rows = chunk.filter(wanted)
+        keys, has_key = keys_of(rows, self._config.delay.key)
+        faults = Faults(chunk=rows)
+        report_keyless(faults, has_key, column=self._config.delay.key)
+        _, firsts = np.unique(keys, return_index=True)
+        is_second = np.ones(len(keys), dtype=np.bool_)
+        is_second[firsts] = False
+        is_second |= self._late_labels.are_known(keys) | ~np.isnan(counts.keys.find(keys).times)
+        report_second_rows(faults, is_second & has_key, column=self._config.delay.key)
+        is_good = faults.report(bad_rows)
+        if not is_good.any():
+            return
+        of_rows = Keyed.of(keys, times[wanted]).where(is_good)
+        windows = windows[wanted][is_good]
+        spool.write(rows.filter(is_good), windows)
+        counts.keyed.append(of_rows)
+        counts.keys.add(of_rows)
+        for window in np.unique(windows).tolist():
+            of_window = of_rows.times[windows == window]
+            oldest, newest = counts.held.get(window, (np.inf, -np.inf))
+            counts.held[window] = (min(oldest, float(of_window.min())), max(newest, float(of_window.max())))
+
+    def _place_held(
+        self, file: ArrivedFile, pieces: Iterable[tuple[int, Piece]], counts: _Counts, *, late_labels: LateLabels
+    ) -> None:
+        """Add a file and its pieces to the rows that wait for their labels."""
+        cut = self._cut
+        held: dict[str, HeldRows] = {}
+        for key, piece in pieces:
+            self._needed[piece.part] += 1
+            if str(key) not in held:
+                oldest, newest = counts.held[key]
+                held[str(key)] = HeldRows(pieces=[], oldest=oldest, newest=newest)
+            held[str(key)].pieces.append(piece)
+        keyed = Keyed.joined(counts.keyed)
+        log = self._write_log(keyed, stem=f"{self.journal.num_files:05}-keys", is_of_rows=True)
+        label_counts = {} if cut is None else late_labels.add_rows(keyed, reach=self._reach(cut))
+        change = Change(
+            clock=cut.clock if cut is not None and self.journal.clock is None else None,
+            file=file,
+            held=held,
+            log=log,
+            newest_row=_later(self.journal.newest_row, counts.newest_row),
+            label_counts={name: count for name, count in label_counts.items() if count},
+        )
+        self._apply(change)
+
+    def _with_labels(
+        self, taken: Taken, labels: Sequence[DataPath], *, counts: Counter[str], told: ProgressCallback
+    ) -> Taken:
+        """Take files of labels, and release the rows that wait for no more of them.
+
+        Args:
+            taken: the rows that were taken before.
+            labels: files of labels.
+            counts: of records of labels, as they were before.
+            told: see `take`.
+        """
+        before = len(self.journal.label_files)
+        again = list(taken.again)
+        # Before the first row nobody knows in which unit times are: records wait in their files.
+        if self._cut is not None:
+            new, copies = self._new_files(labels)
+            for file in new:
+                self._take_labels(file, told=told)
+            if copies:
+                self._apply(Change(copies=copies))
+                self._save()
+            for copy in copies:
+                self._remember(copy)
+            again += [copy.path for copy in copies]
+        late = self._release(is_over=False)
+        files = self.journal.label_files[before:]
+        return replace(
+            taken,
+            late=late,
+            bad=taken.bad + sum(file.bad for file in files),
+            again=tuple(again),
+            label_files=len(files),
+            labels=sum(file.rows for file in files),
+            label_counts=dict(Counter(self.journal.label_counts) - counts),
+        )
+
+    def _take_labels(self, file: _NewFile, *, told: ProgressCallback) -> None:
+        """Read a file of labels, and keep those of its records that may be used."""
+        late_labels = self._late_labels
+        cut = self._cut
+        assert late_labels is not None, "labels have records of their own"
+        assert cut is not None, "rows have shown it"
+        delay = self._config.delay
+        label = delayed_label(self._schema, delay.label)
+        number = len(self.journal.label_files)
+        folder = self.folder / f"labels-{number:05}"
+        shutil.rmtree(folder, ignore_errors=True)
+        parts: list[Keyed] = []
+        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+            source = self._data.source([file.path], bad_rows=bad_rows)
+            columns = [delay.key, delay.column]
+            if column_of(label) in source.columns():
+                columns.append(column_of(label))
+            done = 0
+            for chunk in source.frames(columns=columns):
+                found = records_of(
+                    chunk,
+                    key=delay.key,
+                    label=label,
+                    schema=self._schema,
+                    clock=replace(cut.clock, column=delay.column),
+                    bad_rows=bad_rows,
+                    latest_s=self._latest_s,
+                )
+                parts.append(found)
+                done += chunk.num_rows
+                told(f"read {file.path.name}", done, source.num_rows_hint())
+            bad = bad_rows.num_rows
+        file.refuse_changed()
+        records = Keyed.joined(parts)
+        times = late_labels.row_times(records.keys)
+        windows = cut.windows(times)
+        # A row without a time is not there: its window is above all others.
+        is_released = windows <= (HISTORY - 1 if self.journal.released is None else self.journal.released)
+        is_released &= ~np.isin(windows, [int(key) for key in self.journal.held])  # rows of it came late, and wait
+        kept, counts = late_labels.judged(records, reach=self._reach(cut), released=is_released)
+        place, num_bytes, tag = file.facts
+        arrived = ArrivedFile(
+            path=str(file.path),
+            place=place,
+            num_bytes=num_bytes,
+            tag=str(tag),
+            sha256=file.sha256,
+            first_row=0,
+            rows=source.num_read,
+            bad=bad,
+        )
+        log = self._write_log(kept, stem=f"labels-{number:05}", is_of_rows=False)
+        late_labels.add_records(kept)
+        self._remember(replace(arrived, rows=0))
+        change = Change(
+            label_file=arrived,
+            log=log,
+            newest_record=_later(self.journal.newest_record, records.newest()),
+            label_counts={name: count for name, count in counts.items() if count},
+        )
+        self._apply(change)
+        self._save(durable=False)
+
+    def _release(self, *, is_over: bool) -> int:
+        """Deal the rows of all windows of which every label is there or can come no more; return how many are late.
+
+        Args:
+            is_over: no more files come: labels have come up to the newest row, and rows of all windows are there.
+        """
+        journal = self.journal
+        cut = self._cut
+        if self._late_labels is None or cut is None or journal.newest_row is None:
+            return 0
+        newest_record = -np.inf if journal.newest_record is None else journal.newest_record
+        labels_until = max(newest_record, journal.newest_row) if is_over else newest_record
+        at_work = int(cut.windows(np.array([journal.newest_row]))[0])
+        num_late = 0
+        num_released = journal.num_released
+        for key in sorted(map(int, journal.held)):
+            # Windows go in the order of time; of the newest one more rows may come.
+            if journal.held[str(key)].newest + self._reach(cut) >= labels_until or (key >= at_work and not is_over):
+                break
+            num_late += self._release_window(key, late_labels=self._late_labels, cut=cut)
+        if journal.num_released > num_released:
+            self._forget_labels(min(labels_until, journal.newest_row), late_labels=self._late_labels, cut=cut)
+        return num_late
+
+    def _release_window(self, key: int, *, late_labels: LateLabels, cut: Cut) -> int:
+        """Deal the rows that wait in a window, with their labels; return how many are late."""
+        journal = self.journal
+        number = journal.num_released
+        held = journal.held[str(key)]
+        folder = self.folder / f"labelled-{number:05}"
+        shutil.rmtree(folder, ignore_errors=True)
+        counts = _Counts()
+        dealt: list[tuple[int, Piece]] = []
+        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+            for file, pieces in itertools.groupby(held.pieces, key=lambda piece: piece.file):
+                with _Spool(self._rows, number=file, stem=f"{file:05}-labelled-{number:05}") as spool:
+                    for _, chunk in self._chunks(pieces):
+                        labelled = self._labelled(chunk, late_labels=late_labels, cut=cut)
+                        self._deal(labelled, spool, bad_rows=bad_rows, dealt=None, counts=counts)
+                dealt += spool.pieces
+            num_bad = bad_rows.num_rows
+        gone = Counter(piece.part for piece in held.pieces)
+        self._place(None, dealt, counts, released=key)
+        if num_bad:
+            self._apply(Change(label_counts={EARLY: num_bad}))
+        self._save()
+        self._remove(gone)
+        return counts.late
+
+    def _labelled(self, chunk: RawChunk, *, late_labels: LateLabels, cut: Cut) -> RawChunk:
+        """Return rows with the columns that records of labels bring."""
+        delay = self._config.delay
+        label = delayed_label(self._schema, delay.label)
+        clock = cut.clock
+        times = readable_times(chunk.frame[clock.column], order=clock.date_order, is_date=clock.is_date)
+        keys, _ = keys_of(chunk, delay.key)
+        known, is_positive = late_labels.of_rows(keys, times, reach=self._reach(cut))
+        known_at = pl.Series(delay.column, known, nan_to_null=True)
+        if clock.is_date:
+            known_at = known_at.cast(pl.Int64).cast(pl.Datetime("us"))
+        frame = chunk.frame.with_columns(label_cells(label, is_positive), known_at)
+        return replace(chunk, frame=frame.select(self.columns))
+
+    def _forget_labels(self, until: float, *, late_labels: LateLabels, cut: Cut) -> None:
+        """Forget keys and records that no row which may still come in time, and no row that waits, has use for.
+
+        Args:
+            until: the time up to which both logs have come.
+            late_labels: what is known of labels.
+            cut: of the stream.
+        """
+        journal = self.journal
+        reach = self._reach(cut)
+        oldest = min((held.oldest for held in journal.held.values()), default=np.inf)
+        records_before = _later(journal.records_before, min(until - reach, oldest))
+        rows_before = _later(journal.rows_before, min(until - 2.0 * reach, oldest))
+        assert records_before is not None, "a moment is given"
+        assert rows_before is not None, "a moment is given"
+        num_of_no_row = late_labels.cut(rows_before=rows_before, records_before=records_before)
+        parts = Counter(log.part for log in journal.logs)
+        change = Change(
+            rows_before=rows_before,
+            records_before=records_before,
+            label_counts={NO_ROW: num_of_no_row} if num_of_no_row else {},
+        )
+        self._apply(change)
+        self._save()
+        self._remove(parts - Counter(log.part for log in journal.logs))
 
     # ---------------------------------------------------------------------------------------------------- windows
 
@@ -652,6 +1010,8 @@ class Arrivals:
             is_over: no more files come, so that the newest window is done, too.
         """
         journal = self.journal
+        if is_over:
+            self._release(is_over=True)
         oldest = self._next_done(is_over=is_over)
         if oldest is None:
             return False
@@ -702,6 +1062,8 @@ class Arrivals:
         is_full = bool(self._config.rows) and window.key != HISTORY
         if is_full:
             return window.rows >= self._config.rows
+        if self.journal.released is not None and window.key <= self.journal.released:
+            return True  # its rows were released together, and those of no other window are before
         return len(self.journal.open) > 1
 
     def chunks(self, window: Window) -> Iterator[RawChunk]:
@@ -764,18 +1126,20 @@ class Arrivals:
         yield pieces[0][0].state, chunk
 
     def _read(self, piece: Piece) -> pl.DataFrame:
-        path = self._rows / piece.part
+        frame = pl.from_arrow(self._read_group(self._rows / piece.part, piece.group))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def _read_group(self, path: Path, group: int) -> pa.Table:
         try:
-            frame = pl.from_arrow(self._open.read_row_group(path, piece.group))
+            return self._open.read_row_group(path, group)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CheckpointError(
                 expected="the rows of a window as they arrived",
                 found=str(error).partition("\n")[0],
-                where=f"{path}, row group {piece.group}",
+                where=f"{path}, row group {group}",
                 ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
             ) from error
-        assert isinstance(frame, pl.DataFrame)
-        return frame
 
     def keep_joined(self, number: int, parts: Sequence[JoinedPart]) -> None:
         """Write down what the rows of a window were joined with, before one of them is trained."""
@@ -812,6 +1176,14 @@ class Arrivals:
         self._apply(Change(forgotten=number))
         # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
         self._save()
+        self._remove(gone)
+
+    def _remove(self, gone: Counter[str]) -> None:
+        """Remove files below `arrived/` that nothing needs any more.
+
+        Args:
+            gone: how many pieces of each file are in the journal no longer.
+        """
         self._needed.subtract(gone)
         for part in gone:
             if not self._needed[part]:
@@ -920,6 +1292,19 @@ class _NewFile:
     facts: tuple[str, int, int | str]
     sha256: str
 
+    def refuse_changed(self) -> None:
+        """Refuse a file that changed while it was read: rows that came meanwhile would belong to no digest."""
+        if facts_of(self.path) != self.facts:
+            raise DataError(
+                expected="a file that nobody writes to while it is read",
+                found="it changed meanwhile",
+                where=str(self.path),
+                ways_out=(
+                    "give the same command again when it is whole: nothing of it was taken",
+                    "write files elsewhere, and rename them into the folder when they are whole",
+                ),
+            )
+
 
 class _Source(Protocol):
     """Rows that are read once more at each call of `frames`."""
@@ -969,14 +1354,26 @@ class _Counts:
     newest: dict[int, float] = field(default_factory=dict)
     labelled: dict[int, int] = field(default_factory=dict)
     unlearned: int = 0
+    # Of rows that wait for records of their labels.
+    newest_row: float = -np.inf
+    held: dict[int, tuple[float, float]] = field(default_factory=dict)
+    keyed: list[Keyed] = field(default_factory=list)
+    keys: KeyedRuns = field(default_factory=KeyedRuns)
 
 
 class _Spool:
-    """Rows of one raw file, row groups of windows: `00007.parquet`, and further ones where types change."""
+    """Rows of one raw file, row groups of windows: `00007.parquet`, and further ones where types change.
 
-    def __init__(self, folder: Path, *, number: int) -> None:
+    Args:
+        folder: where they are written.
+        number: of the raw file.
+        stem: of their names; "": the number.
+    """
+
+    def __init__(self, folder: Path, *, number: int, stem: str = "") -> None:
         self._folder = folder
         self._number = number
+        self._stem = stem or f"{number:05}"
         self._writer: ParquetFile | None = None
         self._schema: pa.Schema | None = None
         self._part = ""
@@ -1017,7 +1414,7 @@ class _Spool:
     def _begin(self, schema: pa.Schema) -> ParquetFile:
         self._close()
         suffix = f"-{self._num_parts}" if self._num_parts else ""
-        self._part = f"{self._number:05}{suffix}.parquet"
+        self._part = f"{self._stem}{suffix}.parquet"
         self._schema = schema
         path = self._folder / self._part
         # Rows are read back once and whole, so statistics help nobody, and checksums find a damaged disk.
@@ -1042,6 +1439,12 @@ class _Spool:
         if writer is not None:
             with writing_to(self._folder / self._part, FileError):
                 writer.close()
+
+
+def _later(first: float | None, second: float) -> float | None:
+    """Return the later of two moments, of which the first may not be known; None where neither is."""
+    latest = second if first is None else max(first, second)
+    return latest if np.isfinite(latest) else None
 
 
 def _columns(schema: Schema, config: StreamConfig) -> tuple[str, ...]:
@@ -1097,6 +1500,7 @@ def _refuse_other_settings(stored: StreamConfig, given: StreamConfig, *, where: 
         "observe_s": "--observe-s",
         "attribution_s": "--attribution-s",
         "label": "--delayed.label",
+        "key": "--label-key",
         "confirms": "--delayed.loss, which needs confirmed negatives:",
     }
     before = asdict(stored) | asdict(stored.delay)

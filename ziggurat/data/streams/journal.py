@@ -105,6 +105,36 @@ class Window:
             self.rows += piece.rows
 
 
+@dataclass(kw_only=True)
+class HeldRows:
+    """Rows of a window that wait for records of their labels; see `late_labels.py`.
+
+    Args:
+        pieces: where they lie, in the order of their arrival.
+        oldest: the first of their times, in the units of the time column.
+        newest: the last of them.
+    """
+
+    pieces: list[Piece]
+    oldest: float
+    newest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelLog:
+    """A file below `arrived/` with the keys of rows, or with records of labels, from which memory is filled again.
+
+    Args:
+        part: its name.
+        is_of_rows: whether it has keys of rows.
+        newest: the last of its times.
+    """
+
+    part: str
+    is_of_rows: bool
+    newest: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArrivedFile:
     """A raw file whose rows were taken.
@@ -161,6 +191,15 @@ class Change:
         joined: the parts of their side table that gave it a score.
         counted_window: number of a window whose values were counted.
         counted: digest of the counts.
+        held: rows that wait for records of their labels, by the key of their window.
+        released: key of the window whose rows wait no longer.
+        label_file: a file of labels that was taken.
+        log: of keys of rows, or of records of labels.
+        newest_row: time of the newest row that has come, by now.
+        newest_record: time of the newest record of a label, by now.
+        rows_before: keys of rows of before that moment are forgotten, by now.
+        records_before: records of labels of before that moment are forgotten, by now.
+        label_counts: so many more records of labels, by what became of them.
     """
 
     clock: Clock | None = None
@@ -181,6 +220,15 @@ class Change:
     joined: list[JoinedPart] = field(default_factory=list)
     counted_window: int | None = None
     counted: str = ""
+    held: dict[str, HeldRows] = field(default_factory=dict)
+    released: int | None = None
+    label_file: ArrivedFile | None = None
+    log: LabelLog | None = None
+    newest_row: float | None = None
+    newest_record: float | None = None
+    rows_before: float | None = None
+    records_before: float | None = None
+    label_counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -205,6 +253,16 @@ class Journal:
         lessons: rows that windows to come are to be trained on, by the key of that window.
         unlearned: rows whose moment to be trained is behind --until.
         also: columns that are kept beside those of the schema.
+        held: rows that wait for records of their labels, by the key of their window.
+        released: key of the last window whose rows wait no longer; None before the first.
+        num_released: times that rows of a window were released.
+        label_files: files of labels, in order of their arrival.
+        logs: of keys of rows and records of labels that are needed, in order of their arrival.
+        newest_row: time of the newest row, where labels have records of their own.
+        newest_record: time of the newest record of a label.
+        rows_before: keys of rows of before that moment are forgotten.
+        records_before: records of labels of before that moment are forgotten.
+        label_counts: records of labels, by what became of them.
     """
 
     config: StreamConfig
@@ -224,6 +282,16 @@ class Journal:
     lessons: dict[str, list[Piece]] = field(default_factory=dict)
     unlearned: int = 0
     also: list[str] = field(default_factory=list)
+    held: dict[str, HeldRows] = field(default_factory=dict)
+    released: int | None = None
+    num_released: int = 0
+    label_files: list[ArrivedFile] = field(default_factory=list)
+    logs: list[LabelLog] = field(default_factory=list)
+    newest_row: float | None = None
+    newest_record: float | None = None
+    rows_before: float | None = None
+    records_before: float | None = None
+    label_counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_files(self) -> int:
@@ -279,6 +347,38 @@ class Journal:
             self.done[change.joined_window - 1].joined = change.joined
         if change.counted_window is not None:
             self.done[change.counted_window - 1].counted = change.counted
+        self._apply_labels(change)
+
+    def _apply_labels(self, change: Change) -> None:
+        """Make what a change says of labels that have records of their own."""
+        for key, more in change.held.items():
+            held = self.held.get(key)
+            if held is None:
+                self.held[key] = dataclasses.replace(more, pieces=[*more.pieces])
+                continue
+            held.pieces += more.pieces
+            held.oldest = min(held.oldest, more.oldest)
+            held.newest = max(held.newest, more.newest)
+        if change.released is not None:
+            del self.held[str(change.released)]
+            self.released = change.released if self.released is None else max(self.released, change.released)
+            self.num_released += 1
+        if change.label_file is not None:
+            self.label_files.append(change.label_file)
+        if change.log is not None:
+            self.logs.append(change.log)
+        if change.newest_row is not None:
+            self.newest_row = change.newest_row
+        if change.newest_record is not None:
+            self.newest_record = change.newest_record
+        if change.rows_before is not None:
+            self.rows_before = change.rows_before
+            self.logs = [log for log in self.logs if not log.is_of_rows or log.newest >= change.rows_before]
+        if change.records_before is not None:
+            self.records_before = change.records_before
+            self.logs = [log for log in self.logs if log.is_of_rows or log.newest >= change.records_before]
+        for name, count in change.label_counts.items():
+            self.label_counts[name] = self.label_counts.get(name, 0) + count
 
     def first_needed(self, number: int) -> int:
         """Return the number of the first record of which a row is needed behind a window: late and waiting ones, too.
@@ -288,7 +388,8 @@ class Journal:
         """
         windows = (*self.done[number:], *self.open)
         pieces = (piece for window in windows for piece in (*window.pieces, *window.lessons))
-        waiting = (piece for lessons in self.lessons.values() for piece in lessons)
+        waiting = [piece for lessons in self.lessons.values() for piece in lessons]
+        waiting += [piece for held in self.held.values() for piece in held.pieces]
         return min((piece.file for piece in (*pieces, *waiting, *self.late)), default=self.num_files)
 
     def _fold(self) -> None:

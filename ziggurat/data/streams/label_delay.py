@@ -75,6 +75,8 @@ class DelayConfig:
         attribution_s: seconds in which a positive may come. Rows without a label time are negatives that are known
             then, and with `wait` all rows are trained then. 0: each row has a label time.
         label: the label that comes later; "": the only one of the schema.
+        key: raw column by which a record of a label finds its row, where labels have records of their own
+            (`late_labels.py`), which then have `column`; "": rows have their labels and label times.
         confirms: whether negatives that were assumed are given to training once more when they are certain; losses
             that learn of delays need it.
     """
@@ -84,7 +86,13 @@ class DelayConfig:
     observe_s: FloatOrZero = 0.0
     attribution_s: FloatOrZero = 0.0
     label: str = ""
+    key: str = ""
     confirms: bool = False
+
+    @property
+    def has_records(self) -> bool:
+        """True if labels have records of their own, which are joined with rows by a key."""
+        return bool(self.key)
 
     @property
     def is_on(self) -> bool:
@@ -141,7 +149,35 @@ class DelayConfig:
                 where="settings of the stream, delay",
                 ways_out=("leave --observe-s out", "--delay correct"),
             )
-        delayed_label(schema, self.label)
+        label = delayed_label(schema, self.label)
+        if self.has_records:
+            self._check_records(schema, label)
+
+    def _check_records(self, schema: Schema, label: Label) -> None:
+        """Refuse settings with which rows would wait for records for ever, or without need."""
+        if not self.attribution_s:
+            raise ConfigError(
+                expected="the seconds in which a positive may come: a row without a record is a negative then",
+                found="--attribution-s 0, with labels in files of their own",
+                where="settings of the stream, delay",
+                ways_out=("--attribution-s 604800, a week", "--attribution-s 86400, a day"),
+            )
+        if self.key in (column_of(label), self.column):
+            raise ConfigError(
+                expected="a key that rows and records of labels have, such as the id of an impression",
+                found=f"--label-key {self.key}, which only records have",
+                where="settings of the stream, delay",
+                ways_out=("--label-key COLUMN_OF_BOTH",),
+            )
+        others = [column_of(each) for each in (*schema.features, *schema.labels) if each is not label]
+        for name in (column_of(label), self.column):
+            if name in others or name == schema.time:
+                raise ConfigError(
+                    expected="columns for label and label time that records of labels alone have",
+                    found=f"{name!r}, which the schema reads from rows for something else",
+                    where="settings of the stream, delay",
+                    ways_out=("call the column otherwise in records of labels: --label-time OTHER_COLUMN",),
+                )
 
 
 def delayed_label(schema: Schema, name: str) -> Label:

@@ -1,0 +1,326 @@
+"""Records of labels find their rows by a key, in whatever order both come; what is not used is counted by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat as zg
+from ziggurat.data.raw.bad_rows import BadRowPolicy
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.arrivals import Arrivals, Taken
+from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, positives_of
+from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
+from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.errors import ConfigError, DataError, SchemaError
+
+DAY = 86_400
+START = 957_139_200  # 2000-05-01
+REACH = 1.5 * DAY
+SCHEMA = zg.Schema(features=(zg.Categorical(name="user"),), labels=(zg.Label(name="click"),), time="at")
+LAST = (11, 20)  # days of two rows so late that all windows before the second are released
+
+
+def both(num_rows: int, *, days: int = 6, seed: int = 0, negatives: bool = False) -> pl.DataFrame:
+    """Rows in order of time with their labels and label times, of which negatives have none; two of them far behind."""
+    rng = np.random.default_rng(seed)
+    at = np.sort(START + rng.integers(0, days * DAY, num_rows))
+    at[-2:] = START + np.array(LAST) * DAY
+    click = rng.integers(0, 2, num_rows)
+    click[-2:] = 1
+    known = at + rng.integers(0, int(REACH), num_rows)
+    frame = pl.DataFrame(
+        {"id": np.arange(num_rows) + 1000, "user": [f"u{row % 7}" for row in range(num_rows)], "at": at, "click": click}
+    )
+    known_at = pl.Series("known", known)
+    return frame.with_columns(known_at if negatives else pl.when(pl.col("click") == 1).then(known_at))
+
+
+def logs_of(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the log of rows, and that of labels in the order in which they are known."""
+    return frame.drop("click", "known"), frame.drop_nulls("known").sort("known").select("id", "known", "click")
+
+
+def delay_of(policy: LabelDelay = LabelDelay.CORRECT, **settings: Any) -> DelayConfig:
+    return DelayConfig(policy=policy, column="known", attribution_s=REACH, **settings)
+
+
+def arrivals_in(
+    folder: Path,
+    *,
+    key: str = "id",
+    schema: zg.Schema = SCHEMA,
+    bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+    **more: Any,
+) -> Arrivals:
+    delay = delay_of(key=key, **more)
+    data = zg.DataConfig(train=("x",), bad_rows=bad_rows)
+    return Arrivals(folder, config=StreamConfig(by="day", delay=delay), data=data, schema=schema)
+
+
+def trained_in(arrivals: Arrivals) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
+    """Rows of each window, and rows by what is known of them with which it is trained, once no more files come."""
+    while arrivals.finish_next(is_over=True):
+        pass
+    found: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
+    for window in arrivals.journal.done:
+        parts: dict[str, list[tuple[Any, ...]]] = {"scored": []}
+        for chunk in arrivals.chunks(window):
+            parts["scored"] += rows_of(chunk.global_rows, chunk.frame)
+        for state, chunk in arrivals.lessons(window):
+            parts.setdefault(state.value, []).extend(rows_of(chunk.global_rows, chunk.frame))
+        found[window.name] = {name: sorted(rows) for name, rows in parts.items()}
+        found[window.name]["labelled"] = [(window.labelled,)]
+    return found
+
+
+def rows_of(numbers: np.ndarray, frame: pl.DataFrame) -> list[tuple[Any, ...]]:
+    labels = frame["click"].cast(pl.Float64)
+    known = frame["known"].cast(pl.Float64).fill_null(-1.0)
+    return list(zip(numbers.tolist(), frame["user"], labels, known, strict=True))
+
+
+def interleaved(
+    arrivals: Arrivals, folder: Path, frame: pl.DataFrame, *, seed: int, num_parts: int = 9, again: Any = None
+) -> Arrivals:
+    """Give both logs file by file, each in its order, and either of them ahead at random."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    rows, labels = logs_of(frame)
+    cuts = [np.sort(rng.integers(0, log.height + 1, num_parts - 1)).tolist() for log in (rows, labels)]
+    there: tuple[list[Path], list[Path]] = ([], [])
+    turns = rng.permutation([0] * num_parts + [1] * num_parts).tolist()
+    for turn in turns:
+        log = (rows, labels)[turn]
+        number = len(there[turn])
+        first, last = [0, *cuts[turn], log.height][number : number + 2]
+        path = folder / f"{'rows' if turn == 0 else 'labels'}-{number}.parquet"
+        log[first:last].write_parquet(path)
+        there[turn].append(path)
+        arrivals.take(*there[:1], labels=there[1])
+        while arrivals.finish_next(is_over=False):
+            pass
+        if again is not None:
+            arrivals = again()
+    return arrivals
+
+
+@pytest.mark.parametrize("policy", [LabelDelay.WAIT, LabelDelay.ASSUME_NEGATIVE, LabelDelay.CORRECT])
+@pytest.mark.parametrize("negatives", [False, True])
+def test_two_logs_train_what_one_file_with_both_trains(tmp_path: Path, policy: LabelDelay, negatives: bool) -> None:
+    observe: dict[str, Any] = {} if policy is LabelDelay.WAIT else {"observe_s": DAY / 4}
+    frame = both(400, negatives=negatives)
+    frame.write_parquet(tmp_path / "both.parquet")
+    one = arrivals_in(tmp_path / "one", key="", policy=policy, **observe)
+    one.take([tmp_path / "both.parquet"])
+    expected = trained_in(one)
+    assert list(expected)[-2:] == ["2000-05-12", "2000-05-21"]
+    del expected["2000-05-21"]  # of its row nobody knows yet
+    assert len(expected) == 7
+    if policy is LabelDelay.CORRECT:
+        assert sum(len(window.get("corrected", [])) for window in expected.values()) > 20
+    kept = []
+    for seed in range(4):
+        arrivals = arrivals_in(tmp_path / f"two-{seed}", policy=policy, **observe)
+        arrivals = interleaved(arrivals, tmp_path / f"files-{seed}", frame, seed=seed)
+        found = trained_in(arrivals)
+        assert found == expected
+        assert arrivals.num_held == 1
+        kept.append([[chunk.global_rows.tolist() for chunk in arrivals.chunks(each)] for each in arrivals.journal.done])
+    # Cut into chunks otherwise, as files were, and in the same order: that of the rows.
+    rows = [[[row for chunk in window for row in chunk] for window in windows] for windows in kept]
+    assert all(each == rows[0] for each in rows)
+
+
+def test_what_was_known_is_known_again_after_each_look(tmp_path: Path) -> None:
+    frame = both(300, seed=3)
+    whole = interleaved(arrivals_in(tmp_path / "whole"), tmp_path / "a", frame, seed=5)
+    cut = interleaved(
+        arrivals_in(tmp_path / "cut"), tmp_path / "b", frame, seed=5, again=lambda: arrivals_in(tmp_path / "cut")
+    )
+    assert cut.journal.label_counts == whole.journal.label_counts
+    assert cut.journal.logs == whole.journal.logs
+    assert [window.pieces for window in cut.journal.done] == [window.pieces for window in whole.journal.done]
+    assert trained_in(cut) == trained_in(whole)
+
+
+def write(folder: Path, name: str, **columns: Any) -> Path:
+    path = folder / name
+    pl.DataFrame(columns).write_parquet(path)
+    return path
+
+
+def take(arrivals: Arrivals, rows: list[Path], labels: list[Path]) -> Taken:
+    taken = arrivals.take(rows, labels=labels)
+    while arrivals.finish_next(is_over=False):
+        pass
+    return taken
+
+
+def test_records_that_are_not_used_are_counted_by_name(tmp_path: Path) -> None:
+    arrivals = arrivals_in(tmp_path / "stream")
+    at = lambda day: START + int(day * DAY)  # noqa: E731
+    rows = [write(tmp_path, "r0.parquet", id=[1, 2], user=["a", "b"], at=[at(0.1), at(0.2)])]
+    ahead = [write(tmp_path, "l0.parquet", id=[1, 3, 9, 1], known=[at(0.5), at(0.9), at(0.9), at(0.6)])]
+    assert take(arrivals, rows, ahead).label_counts == {TWICE: 1}
+    rows.append(write(tmp_path, "r1.parquet", id=[3], user=["c"], at=[at(0.8)]))
+    assert take(arrivals, rows, ahead).label_counts == {BEFORE: 1}
+    labels = [*ahead, write(tmp_path, "l1.parquet", id=[2], known=[at(1.9)])]
+    assert take(arrivals, rows, labels).label_counts == {AFTER: 1}
+    # Both logs go on, and the first day is released.
+    rows.append(write(tmp_path, "r2.parquet", id=[4], user=["d"], at=[at(2.35)]))
+    labels.append(write(tmp_path, "l2.parquet", id=[4], known=[at(2.36)]))
+    assert take(arrivals, rows, labels).label_counts == {}
+    assert [window.name for window in arrivals.journal.done] == ["2000-05-01"]
+    # Out of order: for a row that was released as a negative, and a second one for a row that was a positive.
+    labels.append(write(tmp_path, "l3.parquet", id=[2, 3], known=[at(0.3), at(1.1)]))
+    assert take(arrivals, rows, labels).label_counts == {AFTER: 1, TWICE: 1}
+    # Of key 9 no row has come, and none may come any more.
+    rows.append(write(tmp_path, "r3.parquet", id=[5], user=["e"], at=[at(6)]))
+    labels.append(write(tmp_path, "l4.parquet", id=[5], known=[at(6.2)]))
+    assert take(arrivals, rows, labels).label_counts == {NO_ROW: 1}
+    assert arrivals.journal.label_counts == {TWICE: 2, BEFORE: 1, AFTER: 2, NO_ROW: 1}
+    found = trained_in(arrivals)
+    assert [(user, label) for _, user, label, _ in found["2000-05-01"]["scored"]] == [
+        ("a", 1.0),
+        ("b", 0.0),
+        ("c", 1.0),
+    ]
+    assert arrivals.num_held == 1
+
+
+def test_windows_whose_labels_may_still_come_wait_also_at_the_end(tmp_path: Path) -> None:
+    frame = both(200)[:-2]  # without the last rows, which are days behind
+    rows, labels = logs_of(frame)
+    rows.write_parquet(tmp_path / "rows.parquet")
+    labels.write_parquet(tmp_path / "labels.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, [tmp_path / "rows.parquet"], [tmp_path / "labels.parquet"])
+    found = trained_in(arrivals)
+    at = frame["at"].to_numpy()
+    end = max(at.max(), labels["known"].to_numpy().max())
+    newest = [at[(at - START) // DAY == day].max() for day in range(6)]
+    expected = [f"2000-05-0{day + 1}" for day in range(6) if newest[day] + REACH < end]
+    assert list(found) == expected
+    assert arrivals.num_held == frame.filter((pl.col("at") - START) // DAY >= len(expected)).height
+
+
+def test_memory_and_disk_have_what_is_needed_alone(tmp_path: Path) -> None:
+    frame = both(600, days=10)
+    arrivals = interleaved(arrivals_in(tmp_path / "stream"), tmp_path / "files", frame, seed=1, num_parts=30)
+    journal = arrivals.journal
+    assert journal.records_before is not None
+    assert journal.rows_before is not None
+    late = arrivals._late_labels
+    assert late is not None
+    assert len(late) < 60
+    assert len(late._rows) < 300
+    needed = {piece.part for piece in arrivals._pieces()} | {log.part for log in journal.logs}
+    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed
+    arrivals.forget(len(journal.done))
+    needed = {piece.part for piece in arrivals._pieces()} | {log.part for log in journal.logs}
+    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed
+    assert not any("-keys" in log.part and log.newest < journal.rows_before for log in journal.logs)
+
+
+def test_rows_and_records_that_do_not_fit_are_errors_with_a_way_out(tmp_path: Path) -> None:
+    rows = write(tmp_path, "r.parquet", id=[1, 2], user=["a", "b"], at=[START, START + 60])
+    labels = write(tmp_path, "l.parquet", id=[1], known=[START + 10])
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, [rows], [labels])
+    with pytest.raises(SchemaError, match="id"):
+        take(arrivals, [rows, write(tmp_path, "no-key.parquet", user=["a"], at=[START])], [labels])
+    second = write(tmp_path, "second.parquet", id=[3, 2], user=["a", "b"], at=[START, START + 70])
+    with pytest.raises(DataError, match="a key that no row before has") as refused:
+        take(arrivals, [rows, second], [labels])
+    assert "second.parquet, row 1" in refused.value.where
+    with pytest.raises(DataError, match="milliseconds"):
+        take(arrivals, [rows], [labels, write(tmp_path, "ms.parquet", id=[2], known=[(START + 90) * 1000])])
+    with pytest.raises(SchemaError, match="known"):
+        take(arrivals, [rows], [labels, write(tmp_path, "no-time.parquet", id=[2])])
+    with pytest.raises(DataError, match="a key, by which a label finds its row"):
+        take(arrivals, [rows], [labels, write(tmp_path, "null.parquet", id=[None, 2], known=[START + 90] * 2)])
+    write(tmp_path, "l.parquet", id=[1, 2], known=[START + 10, START + 90])
+    with pytest.raises(DataError, match="other content"):
+        take(arrivals, [rows], [labels])
+    aside = arrivals_in(tmp_path / "stream", bad_rows=BadRowPolicy.QUARANTINE)
+    taken = aside.take([rows, second], labels=[tmp_path / "null.parquet"])
+    assert (taken.bad, taken.rows, taken.labels) == (2, 2, 2)
+
+
+def test_a_label_before_its_row_by_its_time_makes_a_bad_row(tmp_path: Path) -> None:
+    rows = write(
+        tmp_path, "r.parquet", id=[1, 2, 3], user=["a", "b", "c"], at=[START + 60, START + 60, START + 4 * DAY]
+    )
+    labels = write(tmp_path, "l.parquet", id=[1, 3], known=[START, START + 4 * DAY])
+    with pytest.raises(DataError, match="a label that is known at the time of its row"):
+        take(arrivals_in(tmp_path / "stream"), [rows], [labels])
+    aside = arrivals_in(tmp_path / "stream", bad_rows=BadRowPolicy.QUARANTINE)
+    take(aside, [rows], [labels])
+    assert aside.journal.label_counts == {EARLY: 1}
+    assert [window.rows for window in aside.journal.done] == [1]
+
+
+def test_text_files_dates_and_labels_with_texts_are_read_as_those_of_rows(tmp_path: Path) -> None:
+    schema = zg.Schema(
+        features=SCHEMA.features, labels=(zg.Label(name="click", positive="yes", negative="no"),), time="at"
+    )
+    (tmp_path / "r.csv").write_text(
+        "id,user,at\n7,a,2000-05-01 10:00\n8,b,2000-05-01 11:00\n9,c,2000-05-01 12:00\n10,d,2000-05-05 00:00\n"
+    )
+    (tmp_path / "l.jsonl").write_text(
+        '{"id": "7", "known": "2000-05-02 10:00", "click": "yes"}\n'
+        '{"id": 8, "known": "2000-05-01 11:30", "click": "no"}\n'
+        '{"id": 10, "known": "2000-05-05 01:00", "click": "yes"}\n'
+    )
+    arrivals = arrivals_in(tmp_path / "stream", schema=schema)
+    take(arrivals, [tmp_path / "r.csv"], [tmp_path / "l.jsonl"])
+    chunk = next(arrivals.chunks(arrivals.journal.done[0]))
+    assert chunk.frame["click"].to_list() == ["yes", "no", "no"]
+    assert [str(each) for each in chunk.frame["known"]] == ["2000-05-02 10:00:00", "2000-05-01 11:30:00", "None"]
+
+
+def test_cells_of_labels_mean_what_they_meant() -> None:
+    is_positive = np.array([True, False])
+    for label in (
+        zg.Label(name="like", column="stars", positive_from=4.0),
+        zg.Label(name="like", positive="yes"),
+        zg.Label(name="like"),
+    ):
+        cells = label_cells(label, is_positive)
+        chunk = RawChunk.of(pl.DataFrame({cells.name: cells}))
+        schema = zg.Schema(features=SCHEMA.features, labels=(label,))
+        assert positives_of(chunk, schema, label).tolist() == [True, False]
+
+
+def test_settings_under_which_rows_would_wait_for_ever_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the seconds in which a positive may come"):
+        DelayConfig(policy=LabelDelay.WAIT, column="known", key="id").check(SCHEMA, by="day", is_by_time=True)
+    with pytest.raises(ConfigError, match="which only records have"):
+        delay_of(key="click").check(SCHEMA, by="day", is_by_time=True)
+    with pytest.raises(ConfigError, match="reads from rows for something else"):
+        DelayConfig(policy=LabelDelay.WAIT, column="user", key="id", attribution_s=1.0).check(
+            SCHEMA, by="day", is_by_time=True
+        )
+    with pytest.raises(ConfigError, match="--delay wait"):
+        DelayConfig(key="id").check(SCHEMA, by="day", is_by_time=True)
+
+
+def test_runs_find_the_first_of_each_key_whatever_their_digests_end_with() -> None:
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (5000, 16), dtype=np.uint8)
+    raw[::3, -1] = 0
+    keys = raw.view("S16").reshape(-1)
+    runs = KeyedRuns()
+    for first in range(0, 5000, 7):
+        part = slice(first, first + 7)
+        runs.add(Keyed.from_table(Keyed.of(keys[part], np.arange(5000.0)[part]).table()))
+    runs.add(Keyed.of(keys[:10], np.full(10, -1.0)))
+    assert runs.find(keys).times.tolist() == list(range(5000))
+    assert np.isnan(runs.find(np.array([b"x" * 16])).times).all()
+    runs.cut(4000.0)
+    assert len(runs) == 1000
