@@ -83,6 +83,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
             column=options.label_time,
             observe_s=_seconds(options.observe_s, flag="--observe-s"),
             attribution_s=_seconds(options.attribution_s, flag="--attribution-s"),
+            key=options.label_key,
         ),
     )
     idle_close_s = 0.0
@@ -99,6 +100,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         hooks=hooks_named(options.hook),
         # Nobody has named one, and the recipe's is for as many rows as files have, or for many.
         fits_batch=options.recipe.startswith("table_") and not _names_batch(changes),
+        labels=tuple(options.labels),
     )
     if result.is_first:
         num_rows = sum(window.trained_rows for window in result.windows)
@@ -295,6 +297,17 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "once more when a positive comes (default: %(default)s, the label is known with the row)",
     )
     parser.add_argument("--label-time", metavar="COLUMN", default="", help="when the label of a row is known")
+    parser.add_argument(
+        "--labels",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="files or a folder of labels that come later than their rows, in records of their own: key, --label-time "
+        "and the label column, without which each is a positive; needs --attribution-s; may be given again",
+    )
+    parser.add_argument(
+        "--label-key", metavar="COLUMN", default="", help="with --labels: column by which a label finds its row"
+    )
     parser.add_argument(
         "--observe-s", metavar="S", default="0", help="seconds until a row is trained by what is known of it then"
     )

@@ -51,6 +51,7 @@ from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_pu
 from ziggurat.runs.stream.settings import (
     for_losses,
     for_stream,
+    refuse_half_of_labels,
     refuse_nothing_grows,
     with_delayed_label,
     with_growing_tables,
@@ -107,6 +108,7 @@ def stream_run(
     progress: Progress | None = None,
     hooks: Sequence[Hook] = (),
     fits_batch: bool = False,
+    labels: Sequence[str] = (),
 ) -> StreamResult:
     """Score and train a stream window by window; on every rank of a job that torchrun started, together.
 
@@ -123,6 +125,7 @@ def stream_run(
         hooks: take part in training, on every rank.
         fits_batch: take a smaller batch size than that of the config where a window would be less than one step, and
             say so. A stream that goes on keeps the one that it began with.
+        labels: files or folders with records of labels, which find their rows by `stream.delay.key`.
 
     Raises:
         ConfigError: settings that have no place in a stream, or others than those that it began with.
@@ -132,6 +135,7 @@ def stream_run(
     own = check_hooks(hooks, where="stream_run, argument 'hooks'")
     run = RunFolder(Path(folder))
     config = for_stream(config)
+    refuse_half_of_labels(stream.delay, labels=labels, train=config.data.train)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
     if stream.growing:
         if not goes_on:  # the tables of one that goes on grow already
@@ -155,6 +159,7 @@ def stream_run(
         check_schema_fits(config)
     with job(device=config.device, timeout_s=config.parallel.timeout_s), RunLock(run.path) as lock:
         given = {"out": run.path.absolute(), "stream": to_json(stream), "hooks": ", ".join(map(repr, own))}
+        given["labels"] = list(labels)
         given["publish"] = None if publish is None else to_json(publish)
         ranks = Ranks(config, plan=plan, given=given)
         progress = progress if progress is not None and ranks.is_first else NoProgress()
@@ -181,6 +186,7 @@ def stream_run(
                     own=own,
                     asked=asked,
                     fits_batch=fits_batch and not goes_on,
+                    labels=labels,
                 )
                 with contextlib.closing(made):
                     has_begun = made.begin()
@@ -271,6 +277,7 @@ class _Stream:
         own: hooks of the user.
         asked: says whether a signal has come.
         fits_batch: take a batch size that fits the windows.
+        labels: files or folders with records of labels.
     """
 
     def __init__(
@@ -287,6 +294,7 @@ class _Stream:
         own: tuple[Hook, ...],
         asked: StopOnSignal,
         fits_batch: bool,
+        labels: Sequence[str],
     ) -> None:
         self._run = run
         self._config = config
@@ -312,6 +320,7 @@ class _Stream:
             progress=progress,
             follow=follow,
             is_asked=lambda: asked.is_asked,
+            labels=labels,
         )
         self._ends: list[tuple[int, int]] = []  # windows that no checkpoint contains yet, and the step at their end
         self.records: WindowsFile | None = None  # of the first rank

@@ -7,8 +7,10 @@ change numbers behind the back of who set it is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from ziggurat.data.streams.brokers.broker import is_broker
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
 from ziggurat.data.teachers.join import is_joined, joined_histories, teacher_of
 from ziggurat.errors import ConfigError
@@ -144,6 +146,54 @@ def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) ->
     # By its name also where it is the only one: settings that are stored name it, and the same command compares equal.
     label = delayed_label(schema, delay.label or delayed.label).name
     return replace(delay, label=label, confirms=delayed.loss.learns_delays)
+
+
+def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: Sequence[str]) -> None:
+    """Refuse records of labels without a key, a key without records, and brokers where files are joined.
+
+    Args:
+        delay: has the key.
+        labels: files or folders of records.
+        train: files of rows.
+
+    Raises:
+        ConfigError: says which.
+    """
+    if labels and not delay.is_on:
+        raise ConfigError(
+            expected="--delay wait, assume-negative or correct, with labels that come in files of their own",
+            found=f"--labels {labels[0]}, and no --delay",
+            where="settings of the stream",
+            ways_out=(
+                "--delay wait --label-key COLUMN --label-time COLUMN --attribution-s 604800",
+                "leave --labels out: rows then have their labels",
+            ),
+        )
+    if labels and not delay.has_records:
+        raise ConfigError(
+            expected="the column by which a label finds its row, in files of both",
+            found=f"--labels {labels[0]}, and no --label-key",
+            where="settings of the stream",
+            ways_out=("--label-key COLUMN", "leave --labels out: rows then have their labels"),
+        )
+    if delay.has_records and not labels:
+        raise ConfigError(
+            expected="files of labels, which find their rows by --label-key",
+            found=f"--label-key {delay.key}, and no --labels",
+            where="settings of the stream",
+            ways_out=("--labels FOLDER", "leave --label-key out: rows then have their labels"),
+        )
+    brokers = [each for each in (*labels, *train) if is_broker(each)]
+    if labels and brokers:
+        raise ConfigError(
+            expected="files or folders, of rows and of labels: messages are not joined with labels yet",
+            found=brokers[0],
+            where="settings of the stream, --labels",
+            ways_out=(
+                "write messages into files of a folder, and follow that",
+                "have producers send rows with their labels and --label-time, and leave --labels out",
+            ),
+        )
 
 
 def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:

@@ -29,6 +29,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
+from ziggurat.data.streams.late_labels import counts_in_words
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import (
     COUNTS_FILE,
@@ -171,6 +172,7 @@ class StreamWindows:
         progress: shows what is read and encoded.
         follow: how files are waited for; None: those that are there are all.
         is_asked: whether somebody asks the first rank to end.
+        labels: files with records of labels, where these have records of their own.
     """
 
     def __init__(
@@ -184,8 +186,10 @@ class StreamWindows:
         progress: Progress,
         follow: FollowConfig | None = None,
         is_asked: Callable[[], bool] = lambda: False,
+        labels: Sequence[str] = (),
     ) -> None:
         self._follow = follow
+        self._labels = tuple(labels)
         self._last_came_s = time.monotonic()
         self._receiving: Receiving | None = None
         broker = broker_of(data.train)
@@ -275,23 +279,29 @@ class StreamWindows:
 
         arrivals = self._held
         if self._receiving is None:
-            taken = arrivals.take(self._files(), latest_s=self._latest_s, progress=told)
+            files, labels = self._files()
+            taken = arrivals.take(files, labels=labels, latest_s=self._latest_s, progress=told)
         else:
             taken = self._receiving.look(latest_s=self._latest_s, told=told)
         if phase:
             self._progress.end()
         parts: list[str] = []
-        if taken.files:
+        if taken.files or taken.label_files:
             self._last_came_s = time.monotonic()
         if taken.files and self._receiving is not None:
             parts.append(f"{taken.rows:,} rows received{_behind(self._receiving.waiting())}")
         elif taken.files:
             parts.append(f"{taken.rows:,} rows of {taken.files:,} new file{'s' if taken.files > 1 else ''}")
+        if taken.label_files:
+            num_files = f"{taken.label_files:,} new file{'s' if taken.label_files > 1 else ''}"
+            parts.append(f"{taken.labels:,} labels of {num_files}")
+        if taken.label_counts:
+            parts.append(f"labels {counts_in_words(taken.label_counts)}")
         if taken.lost:
             parts.append(f"warning: {taken.lost:,} messages before them were trimmed, and are lost")
         if taken.late:
             what = "trained in the window that they came in" if not arrivals.journal.dropped else "left out"
-            parts.append(f"{taken.late:,} of them late, {what}")
+            parts.append(f"{taken.late:,} {'rows' if self._labels else 'of them'} late, {what}")
         if taken.left_out:
             parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
         if taken.bad:
@@ -306,16 +316,28 @@ class StreamWindows:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
 
-    def _files(self) -> Sequence[DataPath]:
-        """All files that are there and whole."""
+    def _files(self) -> tuple[Sequence[DataPath], Sequence[DataPath]]:
+        """All files of rows and all of labels that are there and whole."""
+        rows = self._named_files(self._data.train)
+        labels = self._named_files(self._labels)
         if self._follow is None:
-            return self._data.source(self._data.train).paths
+            return rows, labels
+        whole = self._whole_files([*rows, *labels])
+        return [path for path in whole if path in set(rows)], [path for path in whole if path in set(labels)]
+
+    def _named_files(self, named: Sequence[str]) -> Sequence[DataPath]:
+        """All files that are there."""
         try:
-            paths = self._data.source(self._data.train).paths
+            return self._data.source(named).paths if named else ()
         except MissingFileError:
-            if not all(Path(folder).is_dir() for folder in self._data.train):
+            # An empty folder of labels is one of which none has come; rows may come where they are waited for.
+            may_be_empty = self._follow is not None or named is self._labels
+            if not may_be_empty or not all(Path(folder).is_dir() for folder in named):
                 raise
-            return ()  # an empty folder, into which files will come
+            return ()
+
+    def _whole_files(self, paths: Sequence[DataPath]) -> Sequence[DataPath]:
+        """Those of some files that nobody writes to any more."""
         found = self._finished.of(paths, known=self._held.knows)
         if self._finished.waiting and self._finished.waiting != self._said_waiting:
             self._progress.detail(f"not whole yet: {', '.join(self._finished.waiting)}")
@@ -357,8 +379,12 @@ class StreamWindows:
             bad = sum(file.bad for file in arrivals.journal.files)
             parts = [f"{left_out:,} rows left out, from --until {until} on"] if left_out else []
             parts += [f"{bad:,} put aside below {self._run.stream}"] if bad else []
+            parts += [f"{arrivals.num_held:,} rows wait for their labels"] if arrivals.num_held else []
             parts += [f"the first window with rows is {first}"]
             ways = ["a later moment: --until, or leave it out"] if left_out else []
+            if arrivals.num_held:
+                ways.append("give the same command again when rows have come that are newer by --attribution-s")
+                ways.append("begin with a shorter --attribution-s, in another folder: --out ANOTHER_FOLDER")
             ways += (
                 ["a later moment: --from", "leave --from out: the first window is then the history"] if begin else []
             )
@@ -506,6 +532,10 @@ class StreamWindows:
     def _waiting(self) -> str:
         held = self._held
         parts: list[str] = []
+        if held.num_held:
+            parts.append(f"{held.num_held:,} rows wait for their labels: their attribution window has not passed")
+        if held.journal.label_counts:
+            parts.append(f"labels {counts_in_words(held.journal.label_counts)} in all")
         if held.num_waiting:
             parts.append(
                 f"{held.num_waiting:,} rows wait for windows in which their labels are known, "
@@ -550,6 +580,9 @@ class StreamWindows:
         }
         if self._delay.is_on:
             lines["labels"] = f"{self._delay.policy.value}, known since {self._delay.column}"
+            if self._delay.has_records:
+                num_records = sum(file.rows for file in journal.label_files)
+                lines["labels"] += f", {num_records:,} records of {', '.join(self._labels)} by {self._delay.key}"
         if left_out:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
         if lost:
