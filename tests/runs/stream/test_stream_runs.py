@@ -584,7 +584,7 @@ def test_flags_that_would_do_nothing_are_refused(
         assert main([*command, flag, value]) == 2
         error = capsys.readouterr().err
         assert f"found: {flag} {value}, and no {main_flag[1]}" in " ".join(error.split())
-    assert found == 5
+    assert found == 6
     assert main([*command, "--frozen", "--publish", "live", "--publish-every", "2"]) == 2
     assert "--publish-every 2" in capsys.readouterr().err
     assert main([*command, "--publish", "", "--publish-keep", "2"]) == 2
