@@ -66,6 +66,35 @@ def test_rows_before_from_are_the_history_and_those_from_until_on_are_left_out(u
     assert cut.name(HISTORY) == "before 2000-05"
 
 
+MIDNIGHT = 1_767_225_600 * 10**9  # 2026-01-01
+
+
+@pytest.mark.parametrize("kind", ["whole", "text", "marks", "decimal", "unsigned", "64-bit limit"])
+def test_nanoseconds_before_midnight_are_of_the_day_before(kind: str) -> None:
+    """Floats of this size are 256 apart, so that the nearest one may be midnight itself."""
+    rng = np.random.default_rng(0)
+    nanoseconds = [MIDNIGHT, *(MIDNIGHT + int(each) for each in rng.integers(-600, 600, 60)), MIDNIGHT - 1]
+    nanoseconds += [MIDNIGHT + 200 * 86_400 * 10**9 - 1]
+    series = pl.Series("at", nanoseconds)
+    match kind:
+        case "text":
+            series = series.cast(pl.String)
+        case "marks":
+            series = pl.Series("at", [f"{each:,}" for each in nanoseconds])
+        case "decimal":
+            series = series.cast(pl.Decimal(20, 0))
+        case "unsigned":
+            series = series.cast(pl.UInt64)
+        case "64-bit limit":
+            series = pl.Series("at", [*nanoseconds, 2**63 - 1])
+            nanoseconds.append(2**63 - 1)
+    for by, a_window in (("day", 86_400), ("hour", 3_600)):
+        cut, times = cut_of(series, by=by)
+        assert cut.windows(times)[:63].tolist() == [each // (a_window * 10**9) for each in nanoseconds][:63]
+    assert all(float(time) <= each for time, each in zip(times.tolist(), nanoseconds, strict=True))
+    assert np.abs(times[:63] - np.array(nanoseconds[:63], dtype=np.int64).astype(np.float64)).max() <= 256
+
+
 def test_the_history_may_end_inside_a_window() -> None:
     cut, times = cut_of(COLUMNS["seconds"], by="month", begin="2000-05-07T23:59")
     found = cut.windows(times).tolist()

@@ -24,6 +24,7 @@ A_DATE = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00 in the time column
 _ORDERS = (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)
 _MAX_WAITING = 1 << 22  # rows in which a date must show what stands first
 _MARKS = (",", r"\.", "'", "’", "_", " ", "\u00a0", "\u202f")  # between thousands
+_EXACT = 1 << 53  # whole numbers below it are floats as they are
 _GROUPED = "^(?:" + "|".join(rf"[0-9]{{1,3}}(?:{mark}[0-9]{{3}}){{2,}}" for mark in _MARKS) + ")$"
 
 
@@ -38,8 +39,9 @@ def time_keys(
 ) -> np.ndarray:
     """Times as numbers that order the same way: (n,) float64, NaN where a bad row was quarantined.
 
-    Numbers are taken as they are (times closer than 2^-53 of their size count as equal); dates become microseconds
-    since 1970. Text holds numbers, or dates as `raw/dates.py` reads them.
+    Numbers are taken as they are (times closer than 2^-53 of their size count as equal). Whole ones that no float
+    holds, such as nanoseconds, are rounded down, so that none comes to lie in the second after its own. Dates become
+    microseconds since 1970. Text holds numbers, or dates as `raw/dates.py` reads them.
 
     Args:
         chunk: the rows.
@@ -241,16 +243,38 @@ def kind_of_times(series: pl.Series, *, file: str = "") -> bool | None:
 
 def _numbers(series: pl.Series) -> pl.Series:
     if series.dtype != pl.String:
-        return as_float64(series)
+        written = series.cast(pl.String) if isinstance(series.dtype, pl.Decimal) else series
+        return _rounded_down(as_float64(series), written)
     text = series.str.strip_chars()
-    numbers = text.cast(pl.Float64, strict=False)
+    numbers = _rounded_down(text.cast(pl.Float64, strict=False), text)
     if numbers.null_count() == text.null_count():
         return numbers
     # A mark that comes twice stands between thousands: 1,700,000,000 can be read in one way alone, whatever settings
     # say of other columns, and times since 1970 have three such marks.
     grouped = text.str.contains(_GROUPED).fill_null(False)
-    plain = text.str.replace_all(r"[^0-9]", "").cast(pl.Float64, strict=False)
+    digits = text.str.replace_all(r"[^0-9]", "")
+    plain = _rounded_down(digits.cast(pl.Float64, strict=False), digits)
     return pl.select(pl.when(grouped).then(plain).otherwise(numbers)).to_series()
+
+
+def _rounded_down(numbers: pl.Series, written: pl.Series) -> pl.Series:
+    """Return floats none of which is above the whole number that it stands for.
+
+    Between floats of the size of nanoseconds since 1970 lie 256 of them: rounded to the nearest, the last ones of a day
+    would be in the next day. Each multiple of 10⁹ below 2^62 is a float itself, so rounding down crosses no second.
+
+    Args:
+        numbers: the nearest floats.
+        written: whole numbers, or text of numbers; others than whole numbers keep the nearest float.
+    """
+    if written.dtype.is_float() or not (numbers.abs() >= _EXACT).any():
+        return numbers
+    whole = written.cast(pl.Int64, strict=False)
+    nearest = numbers.cast(pl.Int64, strict=False)
+    # The nearest float of the largest integers is 2^63, which is none of 64 bits.
+    is_above = whole.is_not_null() & (nearest > whole).fill_null(True)
+    below = pl.Series(np.nextafter(numbers.to_numpy(), -np.inf))
+    return numbers.zip_with(~is_above, below)
 
 
 def _dates(series: pl.Series, order: DateOrder) -> pl.Series:
