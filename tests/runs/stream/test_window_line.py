@@ -29,6 +29,7 @@ def record_of(**settings: Any) -> WindowRecord:
         ),
         ({"histories": {"big": HistoryRows(share=0.0)}}, ["history big 0.0%"]),
         ({"late": 12, "bad": 3}, ["12 late", "3 put aside"]),
+        ({"dropped": 4}, ["4 late, left out"]),
         ({"metrics": {"auc": 0.75, "mrr": 0.5}}, ["auc 0.75000"]),
     ],
 )

@@ -94,3 +94,12 @@ def test_the_report_says_what_rows_read_of_a_teachers_vectors() -> None:
     page = windows_section(records, control=(), figures=())
     assert "history of big 50.0%, 2.0 vectors, 1 days old" in page
     assert history_notes([record(1)]) == []
+
+
+def test_rows_that_were_left_out_as_late_are_counted_by_window_and_in_all() -> None:
+    records = [record(1), record(2, dropped=3), record(3, dropped=4)]
+    page = windows_section(records, control=[], figures=[])
+    assert "7 rows came late and were left out" in page
+    assert "<th class=n>late, left out" in page
+    assert "<td>2026-01-02<td class=n>100<td class=n>0<td class=n>3" in page
+    assert "left out" not in windows_section([record(1), record(2)], control=[], figures=[])

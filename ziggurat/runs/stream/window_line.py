@@ -49,6 +49,8 @@ def window_line(record: WindowRecord, *, train_s: float, steps: int) -> str:
     parts += [history_text(name, read) for name, read in record.histories.items()]
     if record.late:
         parts.append(f"{record.late:,} late")
+    if record.dropped:
+        parts.append(f"{record.dropped:,} late, left out")
     if record.bad:
         parts.append(f"{record.bad:,} put aside")
     if record.labels_ahead:

@@ -89,6 +89,8 @@ class WindowRecord:
         step: of the weights that scored it.
         rows: of the window.
         late: rows of it that belong to windows before it.
+        dropped: rows that came too late for windows before it and were left out, since the last one was done; they are
+            none of its rows.
         bad: rows of it that were put aside.
         row_sum: sum of the mixed row ids that are trained with it, in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
@@ -113,6 +115,7 @@ class WindowRecord:
     step: int
     rows: int
     late: int = 0
+    dropped: int = 0
     bad: int = 0
     row_sum: str = "0"
     is_trained: bool = True

@@ -202,12 +202,21 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     beside = {record.name: record for record in control}
     head = "".join(f"<th class=n>{html.escape(shown_name(name))}" for name in metrics)
     head += "".join(f"<th class=n>{html.escape(shown_name(name))}, control" for name in metrics if beside)
-    rows = "".join(_row(record, metrics=metrics, beside=beside) + _taught_cell(record) for record in records)
+    dropped = sum(record.dropped for record in records)
+    rows = "".join(
+        _row(record, metrics=metrics, beside=beside, has_dropped=bool(dropped)) + _taught_cell(record)
+        for record in records
+    )
     is_taught = any(record.teachers or record.histories for record in records)
     late = sum(record.late for record in records)
     bad = sum(record.bad for record in records)
     notes = (
         [f"{late:,} rows came late: they were scored and trained with the window that they came in."] if late else []
+    )
+    notes += (
+        [f"{dropped:,} rows came late and were left out (--late drop): they were neither scored nor trained."]
+        if dropped
+        else []
     )
     notes += [f"{bad:,} rows were put aside as bad rows, below stream/ in the folder of the run."] if bad else []
     if not all(record.is_trained for record in records):
@@ -238,8 +247,9 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
         "Calibration: mean score over mean label; 1 is right. Population stability index: how far the shares of values "
         f"are from those before; above {ALARM:g} (dashed) values have shifted."
     )
+    of_dropped = "<th class=n>late, left out" if dropped else ""
     table = (
-        f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{head}<th>ids without a row"
+        f"<div class=wide><table><tr><th>window<th class=n>rows<th class=n>late{of_dropped}{head}<th>ids without a row"
         f"{'<th>teachers' if is_taught else ''}{rows}"
         "</table></div>"
     )
@@ -247,7 +257,7 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
     return f"<h2>Windows</h2><p class=quiet>{about}</p><div class=plots>{''.join(figures)}</div>{said}{table}"
 
 
-def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, WindowRecord]) -> str:
+def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, WindowRecord], has_dropped: bool) -> str:
     cells = [record.metrics.get(name) for name in metrics]
     if beside:
         control = beside.get(record.name)
@@ -255,7 +265,8 @@ def _row(record: WindowRecord, *, metrics: Sequence[str], beside: dict[str, Wind
     shown = "".join(f"<td class=n>{'–' if cell is None else f'{cell:.5f}'}" for cell in cells)
     unknown = ", ".join(f"{name} {share:.1%}" for name, share in record.unknown.items() if share >= 0.001)
     return (
-        f"<tr><td>{html.escape(record.name)}<td class=n>{record.rows:,}<td class=n>{record.late:,}{shown}"
+        f"<tr><td>{html.escape(record.name)}<td class=n>{record.rows:,}<td class=n>{record.late:,}"
+        f"{f'<td class=n>{record.dropped:,}' if has_dropped else ''}{shown}"
         f"<td>{html.escape(unknown)}"
     )
 
