@@ -80,7 +80,8 @@ class DelayedLoss(Specification, kind="delayed loss"):
 
     Attributes:
         learns_delays: whether it weighs by chances that a network beside learns.
-        may_observe: whether rows may be observed for a while (`--observe-s`) before they are trained.
+        may_observe: whether rows may be observed for a while (`--observe-s`) before they are trained. A loss that may
+            not takes every positive for a negative first, also one that came with its row.
     """
 
     learns_delays: bool = False

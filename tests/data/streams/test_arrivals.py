@@ -108,7 +108,15 @@ def test_late_rows_are_counted_and_trained_or_dropped(tmp_path: Path, late: Late
     trained = [3, 6] if late is LateRows.TRAIN else []
     assert found == {"2000-05-01": [0, 1], "2000-05-02": [2, 5, *trained], "2000-05-03": [4]}
     assert [window.late for window in arrivals.journal.done] == [0, len(trained), 0]
-    assert arrivals.journal.dropped == 2 - len(trained)
+    dropped = 2 - len(trained)
+    assert arrivals.journal.dropped == dropped
+    assert [window.dropped for window in arrivals.journal.done] == [0, dropped, 0]
+    again = arrivals_in(tmp_path / "stream", late=late)  # as another process reads the journal
+    assert again.journal == arrivals.journal
+    rows_of([0, 5], seed=2).write_parquet(tmp_path / "c.parquet")
+    take(again, tmp_path / "c.parquet")
+    all_done(again)
+    assert again.journal.done[-1].dropped == dropped // 2, "each is counted once"
 
 
 def test_late_rows_alone_are_a_window_of_their_own_at_the_end(tmp_path: Path) -> None:

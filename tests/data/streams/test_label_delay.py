@@ -41,11 +41,18 @@ def correct(**settings_: object) -> DelayConfig:
     policy=st.sampled_from([LabelDelay.WAIT, LabelDelay.ASSUME_NEGATIVE, LabelDelay.CORRECT]),
     observe=st.sampled_from([0, 7, 30]),
     confirms=st.booleans(),
+    negatives_first=st.booleans(),
 )
 def test_lessons_are_those_of_a_loop(
-    rows: list[tuple[int, int, bool, bool]], policy: LabelDelay, observe: int, confirms: bool
+    rows: list[tuple[int, int, bool, bool]], policy: LabelDelay, observe: int, confirms: bool, negatives_first: bool
 ) -> None:
-    config = DelayConfig(policy=policy, column="known", observe_s=float(observe), confirms=confirms)
+    config = DelayConfig(
+        policy=policy,
+        column="known",
+        observe_s=float(observe),
+        confirms=confirms,
+        negatives_first=negatives_first,
+    )
     expected: Counter[tuple[int, LabelState, float]] = Counter()
     for index, (at, delay, is_positive, is_bad) in enumerate(rows):
         if is_bad:
@@ -54,7 +61,7 @@ def test_lessons_are_those_of_a_loop(
         if policy is LabelDelay.WAIT:
             expected[index, KNOWN, known] += 1
             continue
-        is_known = known <= at + observe and not (is_positive and observe == 0)
+        is_known = known <= at + observe and not (is_positive and negatives_first)
         expected[index, KNOWN if is_known else ASSUMED, at + observe] += 1
         if policy is LabelDelay.CORRECT and not is_known and (is_positive or confirms):
             expected[index, CORRECTED if is_positive else CONFIRMED, known] += 1
@@ -99,7 +106,7 @@ def test_each_row_is_learned_in_the_window_that_holds_its_moment(tmp_path: Path,
     at = frame["at"].to_numpy()
     known = frame["known"].to_numpy()
     y = frame["y"].to_numpy()
-    is_known = (known <= at + observe_s) & ((y == 0) | (observe_s > 0))
+    is_known = known <= at + observe_s
     first = np.floor((at + observe_s - START) / DAY)
     again = np.floor((known - START) / DAY)
     journal = held.journal
@@ -116,7 +123,8 @@ def test_each_row_is_learned_in_the_window_that_holds_its_moment(tmp_path: Path,
         found = learned(held, window)
         assert found == {state: rows.tolist() for state, rows in expected.items() if len(rows)}
         mine = at // DAY == START // DAY + day
-        assert window.labelled == int((mine & (again <= day)).sum())
+        labelled = sum(int(held.known_labels(chunk, window).sum()) for chunk in held.chunks(window))
+        assert labelled == int((mine & (again <= day)).sum())
     waiting = int((first > 5).sum()) + int((~is_known & (again > 5)).sum())
     assert held.num_waiting == waiting > 0
 
@@ -182,6 +190,19 @@ def test_late_rows_and_their_corrections_are_learned_once(tmp_path: Path) -> Non
     positives = int(frame["y"].sum())
     assert (found[ASSUMED], found[CORRECTED]) == (305, positives)
     assert found[CONFIRMED] == 300 - positives
+
+
+def test_positives_that_come_at_once_are_known_unless_a_loss_takes_all_for_negatives_first() -> None:
+    times = np.full(4, 100.0)
+    is_positive = np.array([True, True, False, False])
+    for policy in (LabelDelay.ASSUME_NEGATIVE, LabelDelay.CORRECT):
+        config = DelayConfig(policy=policy, column="known")
+        found = {each.state: int(each.mask.sum()) for each in lessons(times, times, is_positive, config=config)}
+        assert found[KNOWN] == 4
+        assert sum(found.values()) == 4, "none is trained twice"
+    config = correct(negatives_first=True)
+    found = {each.state: int(each.mask.sum()) for each in lessons(times, times, is_positive, config=config)}
+    assert found == {KNOWN: 2, ASSUMED: 2, CORRECTED: 2}
 
 
 def test_rows_from_until_on_are_learned_by_nobody(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.runs.stream.test_killed_streams import Moments
 from tests.runs.stream.test_stream_runs import SCHEMA, START, Said, config_of, content_of, events, same, weights_of
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError
@@ -344,3 +345,56 @@ def test_labels_of_the_far_future_are_counted_and_named(
     assert "the last of them 2200-01-01" in said
     assert [each.labels_ahead for each in read_windows(Path("run/windows.jsonl"))] == [0, int(is_far.sum()), 0]
     assert f"{is_far.sum()} labels have a time of more than a day after" in Path("run/report.html").read_text()
+
+
+def test_the_share_of_known_labels_is_that_of_scored_rows(tmp_path: Path) -> None:
+    """Of rows that were put aside no label counts; late rows count with the window that they came in."""
+    frame = pl.DataFrame(
+        {
+            "user": [f"u{row % 3}" for row in range(20)],
+            "item": [row % 4 for row in range(20)],
+            "age": [float(row) for row in range(20)],
+            "click": [str(row // 2 % 2) if row % 2 else "x" for row in range(20)],
+            "at": [START + row for row in range(20)],
+        }
+    )
+    frame.with_columns(known="at").write_csv(tmp_path / "a.csv")
+    config = config_of(tmp_path / "a.csv")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, bad_rows=BadRowPolicy.QUARANTINE))
+    delay = delay_of(LabelDelay.WAIT)
+    stream(config, tmp_path / "run", delay=delay)
+    [record] = read_windows(tmp_path / "run/windows.jsonl")
+    assert (record.rows, record.bad, record.labelled) == (10, 10, 1.0)
+    # Two late rows come with one of the next day: one label is known on that day, and one a week later.
+    late = frame[1:6:2].with_columns(
+        at=pl.Series([START + 7, START + 8, START + DAY]),
+        known=pl.Series([START + DAY, START + 8 * DAY, START + 8 * DAY]),
+    )
+    late.write_csv(tmp_path / "b.csv")
+    data = dataclasses.replace(config.data, train=(*config.data.train, str(tmp_path / "b.csv")))
+    stream(dataclasses.replace(config, data=data), tmp_path / "run", delay=delay)
+    record = read_windows(tmp_path / "run/windows.jsonl")[-1]
+    assert (record.rows, record.late) == (3, 2)
+    assert record.labelled == pytest.approx(1 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", [LabelDelay.ASSUME_NEGATIVE, LabelDelay.CORRECT])
+def test_positives_that_came_with_their_rows_are_trained_once_as_positives(tmp_path: Path, policy: LabelDelay) -> None:
+    events(100, days=2).with_columns(known="at").write_parquet(tmp_path / "events.parquet")
+    hook = Rows()
+    said = Said()
+    config = config_of(tmp_path / "events.parquet")
+    stream(config, tmp_path / "run", delay=delay_of(policy), hooks=[hook], progress=said)
+    click = pl.read_parquet(tmp_path / "events.parquet")["click"].to_list()
+    assert sorted(hook.trained) == [(row, float(click[row])) for row in range(100)]
+    assert not any("no positive of" in line for line in said.lines)
+
+
+def test_a_history_whose_positives_are_all_assumed_negatives_is_named(file: Path, tmp_path: Path) -> None:
+    later = pl.read_parquet(file).with_columns(known=pl.col("at") + 3600)
+    later.write_parquet(tmp_path / "later.parquet")
+    for observe_s, is_named in ((0.0, True), (3600.0, False)):
+        said = Said()
+        delay = delay_of(LabelDelay.ASSUME_NEGATIVE, observe_s=observe_s)
+        stream(config_of(tmp_path / "later.parquet"), tmp_path / f"run-{is_named}", delay=delay, progress=said)
+        assert any("no positive of 2000-05-01 had come 0 seconds" in line for line in said.lines) == is_named

@@ -610,6 +610,19 @@ def test_settings_of_what_the_schema_does_not_have_are_refused(file: Path, tmp_p
         stream(tmp_path / "run", config=config_of(file, schema=timeless), by="rows:100", late=LateRows.DROP)
 
 
+def test_late_rows_that_are_left_out_stand_in_the_next_window_and_in_the_report(tmp_path: Path) -> None:
+    events(120, days=2).write_parquet(tmp_path / "a.parquet")
+    stream(tmp_path / "run", tmp_path / "a.parquet", late=LateRows.DROP)
+    events(80, days=3, first_day=0, seed=1).write_parquet(tmp_path / "b.parquet")
+    days = (pl.read_parquet(tmp_path / "b.parquet")["at"].to_numpy() - START) // DAY
+    result = stream(tmp_path / "run", tmp_path / "a.parquet", tmp_path / "b.parquet", late=LateRows.DROP)
+    num_late = int((days < 2).sum())
+    assert [(window.late, window.dropped) for window in result.windows] == [(0, 0), (0, 0), (0, num_late)]
+    assert result.windows[-1].rows == int((days == 2).sum())
+    assert f"{num_late:,} rows came late and were left out" in result.report.read_text()
+    assert f"{num_late:,} late, left out" in (tmp_path / "run/run.log").read_text()
+
+
 def test_the_report_shows_windows_beside_those_of_a_control(
     file: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

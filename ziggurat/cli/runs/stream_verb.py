@@ -278,7 +278,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("train", "drop"),
         default="train",
         help="what becomes of rows of a window that is done: they are scored and trained with the window that they "
-        "come in, or only counted (default: %(default)s)",
+        "come in, or only counted, by the next window that is done (default: %(default)s)",
     )
     parser.add_argument(
         "--growing",
@@ -309,7 +309,11 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--label-key", metavar="COLUMN", default="", help="with --labels: column by which a label finds its row"
     )
     parser.add_argument(
-        "--observe-s", metavar="S", default="0", help="seconds until a row is trained by what is known of it then"
+        "--observe-s",
+        metavar="S",
+        default="0",
+        help="seconds until a row is trained by what is known of it then; with 0 each positive that comes later than "
+        "its row is trained as a negative, and stays one with --delay assume-negative (default: %(default)s)",
     )
     parser.add_argument(
         "--attribution-s",

@@ -573,7 +573,7 @@ class Arrivals:
         known = np.empty(0)
         is_positive = np.empty(0, dtype=np.bool_)
         if self._config.delay.is_on:
-            known, is_positive = self._labels(chunk, times, clock=cut.clock, bad_rows=bad_rows)
+            known, is_positive = self._labels(chunk, times, clock=cut.clock, bad_rows=bad_rows, by_row=self._is_by_row)
             windows = np.where(np.isnan(known), UNREADABLE, windows)
         if dealt is not None:
             # Rows without a readable time keep their mark, and take no place in a window.
@@ -596,13 +596,10 @@ class Arrivals:
         if self._config.delay.is_on:
             known = np.where(wanted, known, np.nan)
             times = np.where(wanted, times, np.nan)
-            is_labelled = cut.windows(known) <= windows
-            for window, num_labelled in zip(*np.unique(windows[wanted & is_labelled], return_counts=True), strict=True):
-                counts.labelled[int(window)] = counts.labelled.get(int(window), 0) + int(num_labelled)
             self._deal_lessons(chunk, times, known, is_positive, spool, counts=counts)
 
     def _labels(
-        self, chunk: RawChunk, times: np.ndarray, *, clock: Clock, bad_rows: BadRows
+        self, chunk: RawChunk, times: np.ndarray, *, clock: Clock, bad_rows: BadRows, by_row: bool
     ) -> tuple[Float64[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
         """Return when labels are known, as times of the column (NaN of bad rows), and which of them are positives."""
         delay = self._config.delay
@@ -616,9 +613,23 @@ class Arrivals:
             schema=self._schema,
             config=delay,
             bad_rows=bad_rows,
-            by_row=self._is_by_row,
+            by_row=by_row,
         )
         return known, is_positive
+
+    def known_labels(self, chunk: RawChunk, window: Window) -> Bool[np.ndarray, " N"]:
+        """Return which rows have a label that is known at the end of the window that they are scored in.
+
+        Args:
+            chunk: of `chunks`.
+            window: that it is of, in a stream whose labels are known later than its rows.
+        """
+        cut = self._cut_for(chunk)
+        clock = cut.clock
+        times = readable_times(chunk.frame[clock.column], order=clock.date_order, is_date=clock.is_date)
+        # Row by row: what the first rows of the file show of their kind is not to be judged again by a part of them.
+        known, _ = self._labels(chunk, times, clock=clock, bad_rows=BadRows(), by_row=True)
+        return cut.windows(known) <= window.key
 
     def _deal_lessons(
         self,
@@ -687,9 +698,6 @@ class Arrivals:
                 # The first row has shown how time is cut.
                 by_key[key] = Window(key=key, name="" if self._cut is None else self._cut.name(key))
             by_key[key].add([piece])
-        for key, num_labelled in counts.labelled.items():
-            if key in by_key:  # of late rows nobody asks which window would have known their labels
-                by_key[key].labelled = num_labelled
         change = Change(
             clock=self._cut.clock if self._cut is not None and self.journal.clock is None else None,
             file=file,
@@ -1352,7 +1360,6 @@ class _Counts:
     late: int = 0
     left_out: int = 0
     newest: dict[int, float] = field(default_factory=dict)
-    labelled: dict[int, int] = field(default_factory=dict)
     unlearned: int = 0
     # Of rows that wait for records of their labels.
     newest_row: float = -np.inf

@@ -82,7 +82,8 @@ class Window:
         rows: in all.
         late: rows among them that belong to windows before it.
         pieces: where its rows lie; none once they are gone.
-        labelled: rows whose label is known at its end, where labels are known later than rows.
+        dropped: rows that came too late for windows before it, and were dropped, since the last one was done.
+        labelled: a count of journals from before, which nothing reads.
         lessons: where the rows lie that are trained with it, where these are others than its own.
         joined: parts of a side table that gave its rows the scores of a teacher; None before it was first joined.
         counted: digest of the counts of its values that later windows are compared with; "" before it was counted.
@@ -93,6 +94,7 @@ class Window:
     rows: int = 0
     late: int = 0
     pieces: list[Piece] = field(default_factory=list)
+    dropped: int = 0
     labelled: int = 0
     lessons: list[Piece] = field(default_factory=list)
     joined: list[JoinedPart] | None = None
@@ -244,7 +246,8 @@ class Journal:
         done: windows that are done, in order; number 1 is the first, the history.
         open: windows whose rows still arrive, in order of time.
         late: rows that came too late, and wait for the next window.
-        dropped: rows that came too late and were dropped.
+        dropped: rows that came too late and were dropped, in all.
+        num_counted: rows among these that windows which are done have counted.
         num_dealt: rows that windows of N rows were dealt.
         done_until: the latest time of windows of rows that are done.
         newest: the latest time of each window of rows that is open, by its key.
@@ -274,6 +277,7 @@ class Journal:
     open: list[Window] = field(default_factory=list)
     late: list[Piece] = field(default_factory=list)
     dropped: int = 0
+    num_counted: int = 0
     num_dealt: int = 0
     done_until: float | None = None
     newest: dict[str, float] = field(default_factory=dict)
@@ -314,7 +318,6 @@ class Journal:
             if place == len(self.open) or self.open[place].key != window.key:
                 self.open.insert(place, Window(key=window.key, name=window.name))
             self.open[place].add(window.pieces)
-            self.open[place].labelled += window.labelled
         for key, pieces in change.lessons.items():
             self.lessons.setdefault(key, []).extend(pieces)
         self.unlearned += change.unlearned
@@ -329,6 +332,7 @@ class Journal:
             window = self.with_late(self.open.pop(0) if change.last is None else change.last)
             self.newest.pop(str(window.key), None)
             self.late = []
+            self.num_counted = self.dropped
             for key in self._keys_of_lessons(window):
                 del self.lessons[key]
             self.done.append(window)
@@ -412,10 +416,11 @@ class Journal:
         self.files = [folded, *self.files[len(gone) :]]
 
     def with_late(self, window: Window) -> Window:
-        """Return a copy of a window with the rows that came too late for those before it, and with its lessons."""
+        """Return a copy of a window with what came too late for those before it, and with its lessons."""
         late = sum(piece.rows for piece in self.late)
         lessons = [piece for key in self._keys_of_lessons(window) for piece in self.lessons[key]]
-        found = dataclasses.replace(window, pieces=[*window.pieces], late=late, lessons=lessons)
+        dropped = self.dropped - self.num_counted
+        found = dataclasses.replace(window, pieces=[*window.pieces], late=late, dropped=dropped, lessons=lessons)
         found.add(self.late)
         return found
 

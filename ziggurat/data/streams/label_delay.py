@@ -14,9 +14,10 @@ trained, and as what, follows from t, u and the label alone; `arrivals.py` puts 
 With `wait`, positives are known before the negatives of the same day are, so the first windows would learn positives
 alone. Where `attribution_s` says how long a positive may take, all rows wait so long, and no class is ahead.
 
-With `observe_s` of 0 nothing is observed but the row itself: each positive is a negative first, and corrected later.
-This is the stream of fake-negative weighting (Ktena et al., arXiv 1907.06558). With more it is that of elapsed-time
-sampling (Yang et al., arXiv 2012.03245). The losses for both stand in `training/delayed_feedback.py`.
+With `observe_s` of 0 a row is trained as what is known at its own time: a positive that came then is known, each later
+one is assumed to be a negative. With more it is the stream of elapsed-time sampling (Yang et al., arXiv 2012.03245).
+Fake-negative weighting (Ktena et al., arXiv 1907.06558) wants every positive as a negative first, also one that came at
+once, and corrects it then: `negatives_first`. The losses for both stand in `training/delayed_feedback.py`.
 
 What is trained again has a row id of its own, `row + number of the state · 2^60`: the ledger proves of each of the two
 that it was trained once. Other labels of the row are missing there, so that they are not learned twice.
@@ -79,6 +80,8 @@ class DelayConfig:
             (`late_labels.py`), which then have `column`; "": rows have their labels and label times.
         confirms: whether negatives that were assumed are given to training once more when they are certain; losses
             that learn of delays need it.
+        negatives_first: whether every positive is trained as a negative first, however soon it comes; losses of
+            fake negatives need it.
     """
 
     policy: LabelDelay = LabelDelay.NONE
@@ -88,6 +91,7 @@ class DelayConfig:
     label: str = ""
     key: str = ""
     confirms: bool = False
+    negatives_first: bool = False
 
     @property
     def has_records(self) -> bool:
@@ -255,8 +259,7 @@ def lessons(
         return
     observed_s = times_s + config.observe_s
     is_known = known_s <= observed_s
-    if not config.observe_s:
-        # Fake-negative weighting takes every positive for a negative first, however soon it comes.
+    if config.negatives_first:
         is_known = is_known & ~is_positive
     yield Lesson(state=LabelState.KNOWN, mask=is_there & is_known, at_s=observed_s)
     yield Lesson(state=LabelState.ASSUMED, mask=is_there & ~is_known, at_s=observed_s)

@@ -39,6 +39,7 @@ class EncodedWindow:
         teachers: by name, what they said of its rows.
         histories: by teacher, what its rows read of the vectors.
         labels_ahead: rows whose label has a time of the future.
+        labelled: rows whose label is known at the end of the window, where labels are known later than rows.
     """
 
     window: Window
@@ -50,6 +51,7 @@ class EncodedWindow:
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
     histories: dict[str, HistoryRows] = field(default_factory=dict)
     labels_ahead: int = 0
+    labelled: int = 0
 
 
 class StoppedError(Exception):

@@ -16,6 +16,7 @@ import pyarrow as pa
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import label_column
 from ziggurat.data.streams.arrivals import Window
+from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.features.inputs import LabelSpec
 
 _FEW = 10  # so many times the rows of the history in another window: it is no sample of what comes
@@ -40,7 +41,13 @@ def batch_for_windows(windows: Sequence[Window], *, batch_size: int) -> int:
 
 
 def doubts_about_history(
-    rows: pa.Table, *, labels: Sequence[LabelSpec], windows: Sequence[Window], folder: Path, batch_size: int
+    rows: pa.Table,
+    *,
+    labels: Sequence[LabelSpec],
+    windows: Sequence[Window],
+    folder: Path,
+    batch_size: int,
+    delay: DelayConfig,
 ) -> list[str]:
     """Return a line for each reason to begin with another history.
 
@@ -50,6 +57,7 @@ def doubts_about_history(
         windows: that have rows so far, the history first.
         folder: of the stream.
         batch_size: of all ranks together.
+        delay: when labels are known.
     """
     history, *others = windows
     anew = f"begin anew with --from MOMENT behind more rows, and another --out than {pasted(folder)}"
@@ -71,6 +79,14 @@ def doubts_about_history(
         found.append(
             f"warning: no label of {history.name} is known at its end, so nothing is trained until one is, and scores "
             f"begin as the model was drawn: {anew}"
+        )
+    elif (
+        delay.policy is LabelDelay.ASSUME_NEGATIVE and not (rows.column(label_column(delay.label)).to_numpy() > 0).any()
+    ):
+        found.append(
+            f"warning: no positive of {history.name} had come {delay.observe_s:g} seconds after its row, so all are "
+            "trained as negatives, and --delay assume-negative never corrects one: begin anew with a longer "
+            f"--observe-s, or with --delay correct, and another --out than {pasted(folder)}"
         )
     for label in labels:
         if not label.task.has_positives or not rows.num_rows:

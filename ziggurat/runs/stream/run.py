@@ -590,6 +590,7 @@ class _Stream:
             step=self.trainer.position.step,
             rows=window.data.num_rows,
             late=window.late,
+            dropped=window.dropped,
             bad=window.bad,
             row_sum=f"{window.training.row_sum:x}",
             is_trained=window.number == 1 or not self._stream.frozen,

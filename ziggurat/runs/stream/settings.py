@@ -131,7 +131,7 @@ def _refuse_idle_settings(delayed: DelayedConfig, delay: DelayConfig) -> None:
 
 
 def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) -> DelayConfig:
-    """Return what becomes of rows for the losses of a run: of which label, and with certain negatives if need be.
+    """Return what becomes of rows for the losses of a run: of which label, and with the states that losses need.
 
     Args:
         delay: as it was given.
@@ -145,7 +145,8 @@ def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) ->
         return delay
     # By its name also where it is the only one: settings that are stored name it, and the same command compares equal.
     label = delayed_label(schema, delay.label or delayed.label).name
-    return replace(delay, label=label, confirms=delayed.loss.learns_delays)
+    loss = delayed.loss
+    return replace(delay, label=label, confirms=loss.learns_delays, negatives_first=not loss.may_observe)
 
 
 def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: Sequence[str]) -> None:

@@ -95,6 +95,7 @@ class StreamWindow:
         name: for people.
         data: its encoded rows.
         late: rows of it that belong to windows before it.
+        dropped: rows that belong to windows before it, and were dropped.
         bad: rows of it that were put aside.
         encode_s: seconds that encoding took, most of them while the window before was trained.
         stability: how far its features are from those of the history, and of the window before.
@@ -113,6 +114,7 @@ class StreamWindow:
     name: str
     data: EncodedDataset
     late: int
+    dropped: int
     bad: int
     stability: Stability
     encode_s: float
@@ -149,6 +151,7 @@ class _Ready:
 
     name: str
     late: int
+    dropped: int
     bad: int
     stability: Stability
     encode_s: float
@@ -445,6 +448,7 @@ class StreamWindows:
             name=facts.name,
             data=EncodedDataset(window_folder(self._run, number)),
             late=facts.late,
+            dropped=facts.dropped,
             bad=facts.bad,
             stability=facts.stability,
             encode_s=facts.encode_s,
@@ -497,13 +501,14 @@ class StreamWindows:
         return _Ready(
             name=window.name,
             late=window.late,
+            dropped=window.dropped,
             bad=found.bad,
             stability=stability,
             encode_s=found.encode_s,
             watermark=found.watermark,
             teachers=found.teachers,
             histories=found.histories,
-            labelled=window.labelled,
+            labelled=found.labelled,
             trained=dict(found.trained),
             labels_ahead=found.labels_ahead,
         )
@@ -628,6 +633,7 @@ class StreamWindows:
             some_rows(history),
             # Where labels are known later, one class alone is no surprise, and scores do not begin there.
             labels=() if self._delay.is_on else self.preprocessing.inputs.labels,
+            delay=self._delay,
             windows=[*journal.done, *journal.open],
             folder=self._run.path,
             batch_size=batch_size,

@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from ziggurat.data.encoded.dataset import EncodedWriter
+from ziggurat.data.encoded.records import ROW_COLUMN
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
@@ -117,6 +120,7 @@ class WindowEncoder:
         done = 0
         newest = -math.inf
         num_ahead = 0
+        num_labelled = 0
         latest_s = time.time() + A_DAY_S
         clock = self._arrivals.journal.clock
         inputs = self._preprocessing.inputs
@@ -137,6 +141,10 @@ class WindowEncoder:
                 counts.add(encoded)
                 writer.append(encoded)
                 done += chunk.num_rows
+                if self._delay.is_on:
+                    # Of the rows that are scored: those that were put aside here are in no share.
+                    is_scored = np.isin(chunk.global_rows, encoded.column(ROW_COLUMN).to_numpy())
+                    num_labelled += int((is_scored & self._arrivals.known_labels(chunk, window)).sum())
                 if clock is not None and self._delay.is_on:
                     num_ahead += labels_ahead(chunk, clock=clock, config=self._delay, latest_s=latest_s)
                 elif clock is not None and clock.column:
@@ -159,6 +167,7 @@ class WindowEncoder:
             teachers={} if join is None else join.taught(),
             histories={} if join is None else join.histories(),
             labels_ahead=num_ahead,
+            labelled=num_labelled,
         )
 
     def _encode_lessons(
