@@ -146,3 +146,41 @@ def test_moments_are_shown_as_dates() -> None:
     cut, times = cut_of(COLUMNS["milliseconds"], by="day")
     assert cut.clock.shown(times[2]) == "2000-02-29 12:00:00"
     assert math.isinf(cut.until)
+
+
+NEW_YEAR = 1_767_225_600  # 2026-01-01
+
+
+@pytest.mark.parametrize(
+    ("per_second", "time"),
+    [
+        (1, NEW_YEAR + 0.9),
+        (1, NEW_YEAR + 0.1234567),
+        (1, float(NEW_YEAR)),
+        (1, -0.5),
+        (1, 1e-12),
+        (1000, NEW_YEAR * 1000 + 900.0),
+        (1_000_000, NEW_YEAR * 1e6 + 900_001.0),
+        (1_000_000_000, NEW_YEAR * 1e9 + 123_456_768.0),
+        (0, 0.1 + 0.2),
+        (0, 12.0),
+    ],
+)
+def test_a_time_that_is_shown_is_never_before_the_time(per_second: int, time: float) -> None:
+    shown = Clock(per_second=per_second).shown(time)
+    seconds = time / (per_second or 1)
+    read = Clock(per_second=min(per_second, 1)).moment(shown, flag="--watermark")
+    assert read == pytest.approx(seconds, abs=1e-9)
+    assert read >= seconds
+    if abs(seconds) > 1e-9:
+        assert read == seconds
+
+
+def test_whole_seconds_are_shown_as_before() -> None:
+    assert Clock(per_second=1).shown(float(NEW_YEAR)) == "2026-01-01 00:00:00"
+    assert Clock(per_second=1_000_000).shown(NEW_YEAR * 1e6 + 900_000) == "2026-01-01 00:00:00.900"
+
+
+def test_fractions_beyond_nanoseconds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a date"):
+        Clock(per_second=1).moment("2026-01-01T00:00:00.1234567890", flag="--watermark")

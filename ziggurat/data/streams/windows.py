@@ -13,9 +13,11 @@ come to lie in another century.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -33,7 +35,8 @@ HISTORY = -(1 << 62)  # the window of the rows before --from
 LEFT_OUT = 1 << 62  # of the rows from --until on
 UNREADABLE = LEFT_OUT + 1  # of rows without a time, which were put aside
 _ROWS = re.compile(r"rows:([1-9][0-9_]*)")
-_DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2})?)?)?)?)?")
+_DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2}(\.\d{1,9})?)?)?)?)?)?")
+_DIGITS = (0, 3, 6, 9)  # of the fraction of a second, in a time for a person
 _PER_SECOND_OF_DATES = 1_000_000  # dates become microseconds
 
 
@@ -235,7 +238,7 @@ class Clock:
                     line=chunk.line(index),
                     column=self.column,
                     reason=BadReason.IN_FUTURE,
-                    expected=f"times up to {self.shown(latest_s * self.per_second)}, a day from now",
+                    expected=f"times up to {self.shown(math.floor(latest_s) * self.per_second)}, a day from now",
                     found=f"{time:.15g} ({self.shown(time)})",
                     ways_out=("set the clock of who writes these rows",),
                 )
@@ -261,24 +264,34 @@ class Clock:
                 ) from error
         if not _DATE.fullmatch(text):
             raise ConfigError(
-                expected="a date: YYYY, YYYY-MM, YYYY-MM-DD, or YYYY-MM-DDTHH:MM",
+                expected="a date: YYYY, YYYY-MM, YYYY-MM-DD, YYYY-MM-DDTHH:MM, or one with seconds, HH:MM:SS.123",
                 found=repr(text),
                 where=flag,
                 ways_out=(f"{flag} 2000-05", f"{flag} 2000-05-17T08:00"),
             )
+        whole, _, fraction = text.partition(".")
         try:
-            seconds = np.datetime64(text.replace(" ", "T"), "s").astype(np.int64)
+            seconds = int(np.datetime64(whole.replace(" ", "T"), "s").astype(np.int64))
         except ValueError as error:
             raise ConfigError(
                 expected="a date that is in the calendar", found=repr(text), where=flag, ways_out=f"{flag} 2000-05-31"
             ) from error
-        return float(seconds) * self.per_second
+        # Of whole numbers the quotient is the nearest float: the same that a column of this moment is read as.
+        scale = 10 ** len(fraction)
+        return (seconds * scale + int(fraction or 0)) * self.per_second / scale
 
     def shown(self, time: float) -> str:
-        """Return a time for a person."""
+        """Return a time for a person, which `moment` reads as the same time, or as one just behind it.
+
+        A fraction of a second is kept where there is one: a watermark that is cut would be before the newest row.
+        """
         if not self.per_second:
-            return f"{time:.15g}"
-        return str(np.datetime64(int(time // self.per_second), "s")).replace("T", " ")
+            short = f"{time:.15g}"
+            return short if float(short) == time else repr(float(time))
+        digits, count = _in_digits(Fraction(time) / self.per_second, read_as=float(time) / self.per_second)
+        seconds, rest = divmod(count, 10**digits)
+        text = str(np.datetime64(seconds, "s")).replace("T", " ")
+        return f"{text}.{rest:0{digits}d}" if rest else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,6 +378,16 @@ class Cut:
         if by is Calendar.WEEK:
             return str(np.datetime64(window * 7 - 3, "D"))
         return str(np.datetime64(window, "M"))
+
+
+def _in_digits(seconds: Fraction, *, read_as: float) -> tuple[int, int]:
+    """Return how few digits of a fraction are needed to read a time as a float again, and the time in their unit."""
+    for digits in _DIGITS:
+        count = round(seconds * 10**digits)
+        if count / 10**digits == read_as:
+            return digits, count
+    # Of times near 1970 alone floats are finer than that: later, and never before.
+    return _DIGITS[-1], math.ceil(seconds * 10 ** _DIGITS[-1])
 
 
 def _whole(times: Float64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:

@@ -49,6 +49,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.join import TeacherJoin
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.features.schema import PADDING_ROW
@@ -804,7 +805,7 @@ def _order(watermark: str) -> tuple[int, float]:
         return (0, 0.0)
     with contextlib.suppress(ValueError):
         return (1, float(watermark))
-    return (2, float(np.datetime64(watermark.replace(" ", "T"), "s").astype(np.int64)))
+    return (2, Clock(per_second=1).moment(watermark, flag="watermark of a version"))
 
 
 def _is_before(watermark: str, other: str) -> bool:

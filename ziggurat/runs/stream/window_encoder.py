@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from ziggurat.data.encoded.dataset import EncodedWriter
 from ziggurat.data.encoded.records import ROW_COLUMN
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Window
 from ziggurat.data.streams.label_delay import DelayConfig, delayed_label, inputs_with_state, labels_ahead, with_state
 from ziggurat.data.streams.stability import BucketCounts
@@ -148,7 +150,7 @@ class WindowEncoder:
                 if clock is not None and self._delay.is_on:
                     num_ahead += labels_ahead(chunk, clock=clock, config=self._delay, latest_s=latest_s)
                 elif clock is not None and clock.column:
-                    newest = max(newest, clock.newest(chunk))
+                    newest = max(newest, clock.newest(_encoded_rows(chunk, encoded)))
                 shown(done)
             bad = bad_rows.num_rows
         trained: dict[str, int] = {}
@@ -205,7 +207,14 @@ class WindowEncoder:
                 writer.append(with_state(table, state, label=label, inputs=inputs))
                 counts[state.value] += table.num_rows
                 if clock is not None:
-                    newest = max(newest, clock.newest(chunk))
+                    newest = max(newest, clock.newest(_encoded_rows(chunk, table)))
                 shown()
         shutil.rmtree(aside, ignore_errors=True)
         return counts, newest
+
+
+def _encoded_rows(chunk: RawChunk, table: pa.Table) -> RawChunk:
+    """Return the rows of a chunk that were encoded: those that were put aside are not trained."""
+    if table.num_rows == chunk.num_rows:
+        return chunk
+    return chunk.filter(np.isin(chunk.global_rows, table.column(ROW_COLUMN).to_numpy()))
