@@ -35,7 +35,7 @@ from ziggurat.data.source import reading_lines
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
@@ -50,7 +50,7 @@ from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.plan import Plan
 from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
-from ziggurat.runs.data_paths import with_absolute_paths
+from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
 from ziggurat.runs.dispatched import by_kept_dispatch, keep_dispatch, naming_given_dispatch
 from ziggurat.runs.display import metrics_html, plot_html, result_text
@@ -74,6 +74,7 @@ from ziggurat.runs.warm_start.parent import (
     refuse_other_models,
 )
 from ziggurat.runs.warm_start.take import WarmStartRecord, take_weights
+from ziggurat.runs.watermark import TrainedRun, own_watermark
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.delayed_feedback import DelayedFeedback, correct_labels
@@ -372,6 +373,8 @@ def train_run(
             lock=lock,
         )
         warm = None if parent is None else take_weights(parent, trainer, config=config, prepared=prepared)
+        if parent is not None and warm is not None:
+            _note_watermark(parent, warm, ranks=ranks, progress=progress)
         parent = None  # with its ids and what finds them: 80 bytes an id that training may need
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
@@ -717,6 +720,48 @@ def parent_of(config: RunConfig, *, ranks: Ranks, run: RunFolder) -> Parent | No
     if recorded is not None and run.has_begun():
         refuse_another_parent(parent, recorded["ancestors"][0])
     return parent
+
+
+def trained_run(folder: Path, config: RunConfig, *, preprocessing: Preprocessing, step: int) -> TrainedRun:
+    """Return a run as one whose newest row is looked for.
+
+    Args:
+        folder: of the run.
+        config: as it was stored.
+        preprocessing: of the run.
+        step: of its weights.
+    """
+    return TrainedRun(
+        folder=RunFolder(folder),
+        step=step,
+        schema=preprocessing.schema,
+        began_from=config.warm_start.run,
+        files=lambda: raw_files(located(config, folder=folder), progress=NoProgress()),
+        prepared=lambda: prepare_run(located(config, folder=folder), fitted=preprocessing),
+    )
+
+
+def _note_watermark(parent: Parent, warm: WarmStartRecord, *, ranks: Ranks, progress: Progress) -> None:
+    """Write down until when the rows of a parent go, while they are there: its weights know their labels.
+
+    It is said where that is not known, and no error: teachers alone need it, and may be told.
+    """
+    rows = trained_run(parent.folder, parent.config, preprocessing=parent.preprocessing, step=parent.step)
+    nearest = warm["ancestors"][0]
+
+    def find() -> tuple[float | None, bool, str]:
+        try:
+            found = own_watermark(rows, progress=progress)
+        except (ZigguratError, OSError) as error:
+            progress.end()
+            reason = error.found if isinstance(error, ZigguratError) else str(error)
+            return None, True, f"not known ({reason}): ziggurat teacher log of this run needs --watermark"
+        return found.time, found.is_calendar, found.text()
+
+    time, is_calendar, line = ranks.on_first(find)
+    nearest["watermark"] = time
+    nearest["is_calendar"] = is_calendar
+    warm["lines"]["its newest row"] = line
 
 
 def _write_warm_start(run: RunFolder, warm: WarmStartRecord | None, *, config: RunConfig) -> None:

@@ -9,6 +9,7 @@ Such a run scores: it is evaluated, predicts, is exported and served. It has no 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ziggurat.commands import pasted
-from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.config import to_json
+from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
 from ziggurat.files import remove_left_behind, replacing_folder
 from ziggurat.models.packed import packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device
+from ziggurat.plain import JSON
 from ziggurat.precision import Precision
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.watermark import WATERMARK_KEY, stream_watermark
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.position import Position
@@ -199,7 +203,8 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
         made = RunFolder(Path(temporary))
         config = run_config_to_json(located(run.config, folder=run.folder))
         CONFIG.write(made.config, config, version=CONFIG_OF_PACKED)
-        for file in (source.data, source.inputs):
+        # The last names the runs that its weights began from.
+        for file in (source.data, source.inputs, source.warm_start):
             if file.exists():
                 shutil.copyfile(file, made.path / file.name)
         for each in (source.preprocessing, source.raw):
@@ -219,9 +224,19 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
                 "left": run.packed.left,
                 "source": {"run": run.folder.absolute().name, "step": run.step},
                 "report": dict(report),
+                WATERMARK_KEY: _watermark_to_keep(source, step=run.step),
             },
         )
     return folder
+
+
+def _watermark_to_keep(source: RunFolder, *, step: int) -> JSON:
+    """Return the watermark of a stream, whose windows stay behind; None of another run, or where none is known."""
+    if not source.is_stream():
+        return None
+    with contextlib.suppress(ZigguratError):
+        return to_json(stream_watermark(source, step=step))
+    return None
 
 
 def refuse_output(run: Run, out: str | Path) -> None:

@@ -595,6 +595,7 @@ class _Stream:
             row_sum=f"{window.training.row_sum:x}",
             is_trained=window.number == 1 or not self._stream.frozen,
             watermark=window.watermark,
+            has_fractions=True,
             metrics=_without_nan(metrics),
             averaged=_without_nan(averaged),
             unknown=dict(unknown),

@@ -4,16 +4,15 @@
 
 What is logged is the logit of each label (of which σ is the score that `predict` gives) and the final representation
 below it, in BF16 or INT8. A version is the digest of the weights that scored; its watermark is the time of the newest
-row that training or the choice of its weights has seen. See `data/teachers/side_table.py` for the files. Whoever is
-killed goes on by the same command: complete parts stay, and an example in them is not scored again.
+row that training or the choice of its weights has seen, in the run or in one that it began from (`runs/watermark.py`).
+See `data/teachers/side_table.py` for the files. Whoever is killed goes on by the same command: complete parts stay, and
+an example in them is not scored again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.order_of_dates import order_of_dates
-from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.history import keys_of
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids, times_of
 from ziggurat.errors import ConfigError, DataError, FileError
@@ -38,13 +33,12 @@ from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
 from ziggurat.models.contract.losses import logits_among_all
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.runs.data_paths import located
-from ziggurat.runs.execute import raw_files
+from ziggurat.runs.execute import trained_run
 from ziggurat.runs.load import Run
 from ziggurat.runs.scores.given_data import check_data, files_in
 from ziggurat.runs.scores.scoring import CHUNK_ROWS, collecting_bad_rows, refuse_events
 from ziggurat.runs.teachers.rows import history_join_of, order_of_given_dates, raw_columns, with_histories
-from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.runs.watermark import Watermark, watermark_of
 from ziggurat.training.report.progress import NoProgress, Progress
 
 VECTOR_FORMATS = ("bf16", "int8", "none")
@@ -93,14 +87,14 @@ def log_teacher(
         example: raw columns that say which example a row is; (): those of all features, and the time.
         vectors: format of the final representation: bf16, int8, or none.
         history: raw column of the user, by whom students read earlier vectors; "": they cannot.
-        watermark: time of the newest row that the run has seen; "": read from its own training data.
+        watermark: time of the newest row that the run has seen; "": found by `runs/watermark.py`.
         bad_rows: stop at one, or put it aside.
         progress: shows rows.
         rows_per_part: examples of a file of the side table.
 
     Raises:
-        ConfigError: the run has no final representation, no time, or no rows of its own that a watermark could be
-            read from; or a history is to be made of no vectors, or without a time.
+        ConfigError: the run has no final representation, or the newest row that it or one of its ancestors has seen
+            is not known; or a history is to be made of no vectors, or without a time.
         DataError: the side table is damaged, or was logged with other settings.
         FileError: another process logs the same version.
     """
@@ -119,7 +113,7 @@ def log_teacher(
     _check_history(run, history, vectors=vectors)
     maps = _closing_maps(run, vectors)
     dim = sum(linear.in_features for linear in maps)
-    time, is_calendar = _watermark(run, watermark, progress)
+    newest = _watermark(run, watermark, progress)
     features = [column_of(feature) for feature in schema.features]
     columns = tuple(dict.fromkeys([*example] or [*features, *filter(None, [schema.time])]))
     labels = run.preprocessing.inputs.labels
@@ -129,8 +123,8 @@ def log_teacher(
         labels=tuple(label.name for label in labels),
         are_probabilities=tuple(label.task.has_positives for label in labels),
         example_columns=columns,
-        watermark=time,
-        is_calendar=is_calendar,
+        watermark=newest.time,
+        is_calendar=newest.is_calendar,
         vectors="" if vectors == "none" else vectors,
         vector_dim=dim,
         history_key=history,
@@ -331,69 +325,9 @@ def _closing_maps(run: Run, vectors: str) -> Sequence[nn.Linear]:
     return maps
 
 
-def _watermark(run: Run, given: str, progress: Progress) -> tuple[float, bool]:
-    """Return the time of the newest row that a run has seen, and whether it is in seconds since 1970."""
-    schema = run.preprocessing.schema
+def _watermark(run: Run, given: str, progress: Progress) -> Watermark:
+    """Return the time of the newest row that a run and its ancestors have seen, unless it is given."""
     if given:
-        if "-" in given:
-            return Clock(column=schema.time, per_second=1).moment(given, flag="--watermark"), True
-        return Clock(column=schema.time).moment(given, flag="--watermark"), False
-    is_stream = RunFolder(run.folder).is_stream()
-    if not schema.time or is_stream:
-        raise ConfigError(
-            expected="the time of the newest row that the teacher was trained on: nothing of later may teach",
-            found="a stream, whose rows are not kept" if is_stream else "a schema without a time",
-            where=str(run.folder),
-            ways_out=(
-                "name it: --watermark 2026-01-31T18:00",
-                "where times count from a moment of their own: --watermark 1000",
-            ),
-        )
-    progress.begin("read the watermark", total=None)
-    newest = -math.inf
-    is_calendar = True
-    config = run.config.data
-    data = raw_files(located(run.config, folder=run.folder), progress=NoProgress())
-    order = order_of_dates(data, data.train, column=schema.time)
-    # Rows that were put aside when the run was trained are put aside again, into a folder that nobody reads.
-    with tempfile.TemporaryDirectory() as aside, BadRows(config.bad_rows, folder=Path(aside)) as bad_rows:
-        for chunk, is_seen_N in _seen_rows(run, data, bad_rows):
-            times_N, is_calendar = times_of(chunk, schema.time, date_order=order)
-            times_N = times_N[is_seen_N & ~np.isnan(times_N)]
-            if len(times_N):
-                newest = max(newest, float(times_N.max()))
-    progress.end()
-    if not math.isfinite(newest):
-        raise DataError(
-            expected="the time of the newest row that the teacher was trained on: nothing of later may teach",
-            found=f"no row whose {schema.time!r} can be read",
-            where=str(run.folder),
-            ways_out=(
-                "name it: --watermark 2026-01-31T18:00",
-                "where times count from a moment of their own: --watermark 1000",
-            ),
-        )
-    return newest, is_calendar
-
-
-def _seen_rows(run: Run, data: DataConfig, bad_rows: BadRows) -> Iterator[tuple[RawChunk, np.ndarray]]:
-    """Yield the times of a run's raw rows, and which of them training or the choice of its weights has seen."""
-    time = [run.preprocessing.schema.time]
-    if data.split.by is SplitBy.FILES:
-        for paths in filter(None, (data.train, data.valid)):
-            for chunk in data.source(paths, bad_rows=bad_rows).frames(columns=time):
-                yield chunk, np.ones(chunk.num_rows, dtype=np.bool_)
-        return
-    seen: list[np.ndarray] = []
-    for split in ("train", "valid"):
-        try:
-            dataset = run.own_rows(split)
-        except ConfigError:  # no validation rows
-            continue
-        seen += [dataset.read_group(index).column("row:").to_numpy() for index in range(len(dataset.group_sizes))]
-    rows = np.concatenate(seen)
-    is_seen = np.zeros(int(rows.max()) + 1, dtype=np.bool_)
-    is_seen[rows] = True
-    for chunk in data.source(data.train, bad_rows=bad_rows).frames(columns=time):
-        at = chunk.global_rows
-        yield chunk, np.where(at < len(is_seen), is_seen[np.minimum(at, len(is_seen) - 1)], False)
+        return Watermark.of_text(given, flag="--watermark")
+    trained = trained_run(run.folder, run.config, preprocessing=run.preprocessing, step=run.step)
+    return watermark_of(trained, progress=progress)

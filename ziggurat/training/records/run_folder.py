@@ -97,11 +97,17 @@ EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", 
 
 
 class Ancestor(TypedDict):
-    """A run that another one began from: its folder at that time, and the checkpoint by step and digest."""
+    """A run that another one began from: its folder at that time, and the checkpoint by step and digest.
+
+    `watermark` is the time of the newest row that it was trained on itself (`runs/watermark.py`), null where that was
+    not known; it is absent in files of older versions.
+    """
 
     run: str
     step: int
     digest: str
+    watermark: NotRequired[float | None]
+    is_calendar: NotRequired[bool]
 
 
 class EvaluatedSlice(TypedDict):

@@ -95,6 +95,7 @@ class WindowRecord:
         row_sum: sum of the mixed row ids that are trained with it, in hex; see `ledger.py`.
         is_trained: whether the window is trained after it was scored.
         watermark: time of the newest row that is trained with it; "" where none is, or the schema has no time.
+        has_fractions: whether `watermark` has its fraction of a second, which older versions left out.
         metrics: by name; null where one is undefined.
         averaged: the same of the average of weights, where there is one.
         unknown: by feature, the share of samples whose id had no row.
@@ -120,6 +121,7 @@ class WindowRecord:
     row_sum: str = "0"
     is_trained: bool = True
     watermark: str = ""
+    has_fractions: bool = False
     metrics: dict[str, float | None] = field(default_factory=dict)
     averaged: dict[str, float | None] = field(default_factory=dict)
     unknown: dict[str, float] = field(default_factory=dict)
