@@ -30,6 +30,7 @@ from ziggurat.ops.table_optimizers import TableOptimizerKind
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.export.make import export_run
 from ziggurat.runs.stream.publish import PublishConfig, PublishWindows
+from ziggurat.runs.stream.publish import _is_before as is_before  # pyright: ignore[reportPrivateUsage]
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.serving.export.published_folder import (
     Lease,
@@ -603,3 +604,12 @@ def test_a_version_says_which_it_is_to_those_who_load_it(done: Path) -> None:
     with pytest.raises(ExportError, match="number"):
         publication_of(damaged, where="export.json")
     assert publication_of({}, where="export.json") is None
+
+
+def test_watermarks_within_a_second_are_told_apart() -> None:
+    """A version of an older Ziggurat has no fractions."""
+    assert is_before("2026-01-01 00:00:00", "2026-01-01 00:00:00.5")
+    assert is_before("2026-01-01 00:00:00.123", "2026-01-01 00:00:00.123456")
+    assert not is_before("2026-01-01 00:00:01", "2026-01-01 00:00:00.9")
+    assert is_before("9.5", "10")
+    assert not is_before("", "10")
