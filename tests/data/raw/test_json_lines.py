@@ -225,3 +225,29 @@ def test_a_file_without_a_line_of_use_is_refused_by_its_first_fault(
     assert refused.value.where == f"{path}, {where}"
     assert way_out in refused.value.ways_out[0]
     assert ("--data.format csv" in str(refused.value)) == content.startswith("user")
+
+
+@pytest.mark.parametrize("odd", [0, 7, 19])
+def test_one_list_among_texts_is_the_bad_row(tmp_path: Path, odd: int) -> None:
+    """It made the column one of lists, so that all other rows were the bad ones."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"user": f"u{place}", "item": place} for place in range(20)]
+    rows[odd] = {"user": ["u1"], "item": odd}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=rf"(?s)no list.*\[\"u1\"\].*line {odd + 1}"):
+        list(RawSource(path).frames())
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as bad_rows:
+        chunk = next(RawSource(path, bad_rows=bad_rows).frames())
+    assert chunk.frame["item"].to_list() == [place for place in range(20) if place != odd]
+    assert chunk.frame["user"].dtype == pl.String
+    assert bad_rows.num_rows == 1
+
+
+def test_one_text_among_lists_is_the_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"tags": "a"}, {"tags": None}, {"tags": ["b"]}, {"tags": ["c", "d"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as bad_rows:
+        chunk = next(RawSource(path, bad_rows=bad_rows).frames())
+    assert chunk.frame["tags"].to_list() == [None, ["b"], ["c", "d"]]
+    assert bad_rows.num_rows == 1

@@ -8,7 +8,8 @@ log has several: a number of 17 digits beside a fraction loses its last ones, an
 
 Idea: polars takes the blocks in which none of that can be; Python's `json` takes the others line by line, names the bad
 lines, and writes columns of several types as the texts that ids have (`data/preprocess/values/cells.py`). Both give the
-same ids and numbers. Which columns there are, and which of them are lists, the first block says.
+same ids and numbers. Which columns there are, and which of them are lists, the first block says: by most of its
+values, so that one row of another kind is a bad row, and not all the others.
 
 A line with a name twice is a bad row, since nobody can say which value is meant: programs take the first or the last.
 
@@ -359,14 +360,17 @@ def parse_line_by_line(
     good = np.ones(len(objects), dtype=bool)
     for name in names:
         first = types.get(name)
-        if first is None:
-            continue
-        wants_list = isinstance(first, pl.List)
+        if first is None or first == pl.Null:
+            wants_list = _are_lists([each.get(name) for each in objects])
+            of_whom = "most lines"
+        else:
+            wants_list = isinstance(first, pl.List)
+            of_whom = "most of the first lines"
         for index, each in enumerate(objects):
             value = each.get(name)
-            if good[index] and value is not None and isinstance(value, list) != wants_list and first != pl.Null:
+            if good[index] and value is not None and isinstance(value, list) != wants_list:
                 good[index] = False
-                expected = "a list, as in the first lines" if wants_list else "no list, as in the first lines"
+                expected = f"a list, as in {of_whom}" if wants_list else f"no list, as in {of_whom}"
                 faults.append(
                     _Fault(
                         place=places[index],
@@ -435,13 +439,25 @@ def _first_of_each(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     return found
 
 
+def _are_lists(values: Iterable[JSON]) -> bool:
+    """Return whether most values of a column are lists; of as many the first one decides, and null says nothing.
+
+    One row that differs would otherwise make all others bad ones.
+    """
+    kinds = [isinstance(value, list) for value in values if value is not None]
+    num_lists = sum(kinds)
+    if 2 * num_lists == len(kinds):
+        return bool(kinds) and kinds[0]
+    return 2 * num_lists > len(kinds)
+
+
 def _column(name: str, values: list[JSON], *, first: pl.DataType | None) -> pl.Series:
     """Return values of JSON as a column: of their own type if they have one, else as texts of ids."""
     present = [value for value in values if value is not None]
     if not present:
         return pl.Series(name, values, dtype=first or pl.Null())
     if any(isinstance(value, list) for value in present):
-        # Of the first block alone, whose types are looked for, some may be none: they are bad rows when it is read.
+        # All are: lines that differ in that were taken out as bad rows.
         lists = [value if isinstance(value, list) else None for value in values]
         elements = [element for value in lists if value is not None for element in value]
         if any(isinstance(element, list | dict) for element in elements):
