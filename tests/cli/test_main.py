@@ -34,7 +34,19 @@ FROZEN = {
     },
     "stream": {
         *("--distil", "--teacher", "--teacher-history", "--teacher-history-length", "--teacher-history-pooling"),
-        *("--schema", "--by", "--from", "--until", "--late", "--growing", "--frozen", "--model", "--out", "--plan"),
+        *(
+            "--schema",
+            "--by",
+            "--from",
+            "--until",
+            "--late",
+            "--future",
+            "--growing",
+            "--frozen",
+            "--model",
+            "--out",
+            "--plan",
+        ),
         *("--settings", "--hook", "--follow", "--delay", "--label-time", "--observe-s", "--attribution-s"),
         "--idle-close-s",
         *("--publish", "--publish-every", "--publish-keep", "--publish-value", "--server"),
@@ -183,6 +195,16 @@ VERBOSE = {
 }
 
 
+def test_a_glob_that_the_shell_replaced_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first file is the value of the setting, and the second was called no flag."""
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.write_text("{}\n")
+    assert main(["stream", "table_dlrm", "--data.train", *map(str, files)]) == 2
+    said = capsys.readouterr().err
+    assert f"quote the glob, which the shell has replaced by its files: --data.train '{tmp_path}/*.jsonl'" in said
+
+
 def test_flags_are_frozen() -> None:
     """A new flag is a decision: settings of runs belong into configs, which need none."""
     expected = {verb: own | ({"--verbose"} if verb in VERBOSE else set()) for verb, own in FROZEN.items()}
@@ -231,7 +253,11 @@ def test_every_verb_has_examples_that_parse(parser: argparse.ArgumentParser) -> 
         (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, tf32, bf16"),
         (["train", "movielens_dlrm", "--training.epochs", "many"], "a whole number"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),
+        (["train", "movielens_dlrm", "--training.epochs", "--verbose"], "a value after --training.epochs"),
         (["train", "movielens_dlrm", "epochs=2"], "begins with --"),
+        (["stream", "table_dlrm", "--folow", "--data.train", "clicks/"], "did you mean --follow?"),
+        (["stream", "table_dlrm", "--data.train", "clicks/", "--folow"], "did you mean --follow?"),
+        (["train", "table_dlrm", "--verbos", "--data.train", "clicks/"], "did you mean --verbose?"),
         (["train", "nowhere", "--resume"], "config.json"),
         (["evaluate", "nowhere", "data.parquet"], "config.json"),
         (["report", "nowhere"], "metrics.jsonl"),

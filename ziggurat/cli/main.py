@@ -18,7 +18,7 @@ from ziggurat.cli.extensions import installed_verbs, load_extensions
 from ziggurat.cli.interrupts import Interrupts
 from ziggurat.cli.numerics.numerics_verbs import NUMERICS
 from ziggurat.cli.outputs import replacing_is_said
-from ziggurat.cli.parser import VerbParser
+from ziggurat.cli.parser import VerbParser, is_flag
 from ziggurat.cli.planning.cluster_verbs import CLUSTER
 from ziggurat.cli.planning.plan_verbs import PLAN, SIMULATE
 from ziggurat.cli.planning.tower_verbs import TOWERS
@@ -99,6 +99,7 @@ def _main(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
         if unknown:
             raise options.parser.unknown(unknown)
         options.parser.refuse_shortened(rest)
+        options.parser.refuse_misspelt(rest)
         load_extensions(options.extension)
         take_extensions(options.extension, verbs=verbs)
         return _run(verb, options, [*rest, *settings], interrupts=interrupts)
@@ -191,15 +192,20 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     known: list[str] = []
     settings: list[str] = []
-    tokens = iter(arguments)
-    for token in tokens:
+    is_value = False
+    for position, token in enumerate(arguments):
+        if is_value:
+            is_value = False
+            continue
         name, equals, _ = token.partition("=")
         if not (name.startswith("--") and "." in name):
             known.append(token)
             continue
         settings.append(token)
-        if not equals and (value := next(tokens, None)) is not None:
-            settings.append(value)
+        # A setting without a value, before another flag: that one is not its value.
+        if not equals and position + 1 < len(arguments) and not is_flag(arguments[position + 1]):
+            settings.append(arguments[position + 1])
+            is_value = True
     return known, settings
 
 

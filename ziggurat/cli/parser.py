@@ -30,6 +30,11 @@ def say_given_again(flag: str, values: Sequence[str]) -> None:
     say(f"{text}\n")
 
 
+def is_flag(word: str) -> bool:
+    """Return whether a word of a command line is the name of a flag or a setting, which no value begins like."""
+    return re.match(r"--[A-Za-z]", word) is not None
+
+
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Declare `--verbose` for a verb that works at length."""
     parser.add_argument(
@@ -123,6 +128,20 @@ class VerbParser(argparse.ArgumentParser):
         for word in words:
             name = word.partition("=")[0]
             if name.startswith("--") and len(name) > 2 and any(flag.startswith(name) for flag in flags):
+                raise self.unknown([word])
+
+    def refuse_misspelt(self, words: Sequence[str]) -> None:
+        """Refuse a word without a value that is spelt like a flag: a setting would take the next word for its value.
+
+        Args:
+            words: those that the verb has no flag for, without settings of several parts.
+
+        Raises:
+            ConfigError: there is one; names the flag.
+        """
+        for place, word in enumerate(words):
+            has_value = "=" in word or (place + 1 < len(words) and not is_flag(words[place + 1]))
+            if is_flag(word) and not has_value and self._near(word):
                 raise self.unknown([word])
 
     def unknown(self, words: Sequence[str]) -> ConfigError:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ziggurat.cli.parser import say_given_again
+from ziggurat.cli.parser import is_flag, say_given_again
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import SHORT_NAMES, nearest_settings, override, settings
 from ziggurat.errors import ConfigError, nearest_names
@@ -114,10 +116,10 @@ def settings_given(rest: Sequence[str]) -> dict[str, str]:
     while position < len(rest):
         name, equals, value = rest[position].partition("=")
         if not name.startswith("--") or len(name) < 3:
-            raise _malformed(rest[position], "an argument that begins with --")
+            raise _stray(rest[position])
         if not equals:
             position += 1
-            if position >= len(rest):
+            if position >= len(rest) or is_flag(rest[position]):
                 raise _malformed(name, f"a value after {name}")
             value = rest[position]
         path = _present_name(name[2:])
@@ -284,6 +286,26 @@ def _descriptions(config: DataclassInstance, *, prefix: str = "") -> Iterator[tu
 
 def _dest(name: str) -> str:
     return f"short_{name.replace('-', '_')}"
+
+
+def _stray(word: str) -> ConfigError:
+    """Return the error for a word that neither names a setting nor is the value of one."""
+    ways_out = ["write settings as --training.epochs 2; `ziggurat train RECIPE --settings` lists them"]
+    if os.path.exists(word):
+        # Of a glob that the shell replaced by its files, the first is the value and the others are left over.
+        suffix = os.path.splitext(word)[1]
+        pattern = os.path.join(os.path.dirname(word), f"*{suffix}")
+        ways_out = [
+            f"quote the glob, which the shell has replaced by its files: --data.train {shlex.quote(pattern)}",
+            "name several files with commas between them: --data.train FILE,FILE",
+            *ways_out,
+        ]
+    return ConfigError(
+        expected="an argument that begins with --, or one value behind it",
+        found=repr(word),
+        where="command line",
+        ways_out=ways_out,
+    )
 
 
 def _malformed(found: str, expected: str) -> ConfigError:
