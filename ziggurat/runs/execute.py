@@ -50,6 +50,7 @@ from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.plan import Plan
 from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
+from ziggurat.runs.apart_from_rows import refuse_among_rows
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data, refuse_other_vocabularies
 from ziggurat.runs.dispatched import by_kept_dispatch, keep_dispatch, naming_given_dispatch
@@ -300,6 +301,9 @@ def train_run(
     # What can be refused before ranks meet and files are read is refused here.
     own_hooks = check_hooks(hooks, where="train_run, argument 'hooks'")
     run = RunFolder(Path(folder))
+    if not resume:  # one that goes on has its rows prepared already
+        rows = (*config.data.train, *config.data.valid, *config.data.test)
+        refuse_among_rows(run.path, rows, flag="--out", instead=f"runs/{run.path.name}")
     refuse_stream(run)
     frames = None if data is None else frames_by_split(data)
     if frames is not None:

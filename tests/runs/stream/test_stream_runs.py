@@ -371,12 +371,43 @@ def test_the_short_form_of_a_warm_start_is_refused_by_its_name(
     assert "leave --warm-start out" in capsys.readouterr().err
 
 
-def test_rows_that_are_to_come_are_said_where_nobody_follows(tmp_path: Path) -> None:
-    """They call all windows done, so that whatever comes in their days is late."""
+def test_rows_that_are_to_come_are_bad_rows_unless_they_are_made(tmp_path: Path) -> None:
+    """One of them calls all windows done, so that whatever comes in their days is late, for good."""
     path = tmp_path / "rows.parquet"
     frame = events(40, days=2)
     pl.concat([frame, frame[:1].with_columns(at=pl.lit(4_070_908_800, dtype=pl.Int64))]).write_parquet(path)
-    assert "warning: the newest is of 2099-01-01 00:00, which is to come" in said_of(tmp_path / "run", path)
+    with pytest.raises(DataError, match=r"2099-01-01") as caught:
+        said_of(tmp_path / "run", path)
+    assert any("--future take" in way for way in caught.value.ways_out)
+    config = config_of(path)
+    aside = dataclasses.replace(config, data=dataclasses.replace(config.data, bad_rows=BadRowPolicy.QUARANTINE))
+    result = stream(tmp_path / "run", config=aside)
+    assert [window.name[:4] for window in result.windows] == ["2000", "2000"]
+    said = Said()
+    taken = stream_run(config, folder=tmp_path / "made", stream=StreamConfig(), progress=said, takes_future=True)
+    assert [window.name[:4] for window in taken.windows] == ["2000", "2000", "2099"]
+    assert [line for line in said.lines if "warning: the newest is of 2099-01-01 00:00, which is to come" in line]
+
+
+@pytest.mark.parametrize("rows", ["in", "in/*/*.parquet", "in/**/*.parquet"])
+def test_a_stream_is_not_kept_among_its_rows(tmp_path: Path, rows: str) -> None:
+    """The next look took its records for rows, and the stream could not go on."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").mkdir()
+    events(40, days=2).write_parquet(tmp_path / "in" / "a" / "rows.parquet")
+    config = config_of(tmp_path / "in" / "a" / "rows.parquet")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=(f"{tmp_path}/{rows}",)))
+    for call in (stream_run, zg.train_run):
+        with pytest.raises(ConfigError, match="apart from the rows"):
+            call(config, folder=tmp_path / "in" / "run")
+    assert not (tmp_path / "in" / "run").exists()
+
+
+def test_a_glob_that_matches_no_record_may_stand_beside_a_stream(tmp_path: Path) -> None:
+    events(40, days=2).write_parquet(tmp_path / "rows.parquet")
+    config = config_of(tmp_path / "rows.parquet")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=(f"{tmp_path}/*.parquet",)))
+    assert stream(tmp_path / "run", config=config).windows
 
 
 def test_files_for_validation_are_refused(file: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.streams.windows import LateRows, StreamConfig
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
+    from ziggurat.runs.apart_from_rows import refuse_among_rows
     from ziggurat.runs.stream.run import stream_run
     from ziggurat.runs.stream.source import FollowConfig
     from ziggurat.training.hooks.hook import hooks_named
@@ -57,6 +58,8 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
     _refuse_without_effect(changes)
     _refuse_idle_flags(options)
     _refuse_warm_start(changes)
+    # Before files are looked at for sizes that fit: records of an earlier start would be taken for rows.
+    refuse_among_rows(folder, train_files(rest).split(","), flag="--out", instead=f"runs/{folder.name}")
     run = RunFolder(folder)
     if run.is_stream() and run.has_begun() and run.config.exists() and not options.settings:
         stored = _stored(options, run)
@@ -101,6 +104,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         # Nobody has named one, and the recipe's is for as many rows as files have, or for many.
         fits_batch=options.recipe.startswith("table_") and not _names_batch(changes),
         labels=tuple(options.labels),
+        takes_future=options.future == "take",
     )
     if result.is_first:
         num_rows = sum(window.trained_rows for window in result.windows)
@@ -279,6 +283,13 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default="train",
         help="what becomes of rows of a window that is done: they are scored and trained with the window that they "
         "come in, or only counted, by the next window that is done (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--future",
+        choices=("refuse", "take"),
+        default="refuse",
+        help="what becomes of rows of more than a day from now: they are bad rows, or, of made data, rows like others; "
+        "one of them calls all windows before it done (default: %(default)s)",
     )
     parser.add_argument(
         "--growing",

@@ -240,7 +240,10 @@ class Clock:
                     reason=BadReason.IN_FUTURE,
                     expected=f"times up to {self.shown(math.floor(latest_s) * self.per_second)}, a day from now",
                     found=f"{time:.15g} ({self.shown(time)})",
-                    ways_out=("set the clock of who writes these rows",),
+                    ways_out=(
+                        "set the clock of who writes these rows",
+                        "take rows of the future, where they are made data: --future take",
+                    ),
                 )
             )
         return keys

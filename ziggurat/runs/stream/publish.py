@@ -56,6 +56,7 @@ from ziggurat.features.schema import PADDING_ROW
 from ziggurat.files import Format
 from ziggurat.models.build import MODEL_CONFIGS
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.apart_from_rows import refuse_among_rows
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.golden_requests import golden_requests
@@ -748,7 +749,13 @@ def check_publishing(config: PublishConfig, settings: RunConfig, *, run: Path) -
     """
     formula_of(config, settings)
     refuse_other_folder(config.folder)
-    _refuse_inside(config, settings, run=run)
+    refuse_among_rows(
+        config.folder,
+        settings.data.train,
+        flag="--publish",
+        also=(run / "stream", run / "checkpoints"),
+        instead="exports/live",
+    )
     if config.server:
         ServerToTell.check(config.server)
 
@@ -770,20 +777,6 @@ def say_published_before(stream: Path, *, say: Callable[[str], None]) -> None:
         f"not published: this stream was published {where} before, and no --publish is given now; "
         f"--publish {pasted(folder) if folder else 'FOLDER'} goes on with it"
     )
-
-
-def _refuse_inside(config: PublishConfig, settings: RunConfig, *, run: Path) -> None:
-    """Refuse a folder whose versions would be taken for files of the stream, or of its run."""
-    path = Path(config.folder).absolute()
-    inputs = [Path(each).absolute() for each in settings.data.train if "://" not in each]
-    for folder in (*inputs, run.absolute() / "stream", run.absolute() / "checkpoints"):
-        if path == folder or folder in path.parents:
-            raise ConfigError(
-                expected="a folder apart from the rows and the records of the stream",
-                found=f"one in {folder}, whose files the stream reads",
-                where=f"--publish {config.folder}",
-                ways_out=("--publish exports/live",),
-            )
 
 
 def _rows_of(packed: PackedModel, name: str) -> Tensor:

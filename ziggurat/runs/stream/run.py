@@ -41,6 +41,7 @@ from ziggurat.parallel.job import job
 from ziggurat.plan import Plan
 from ziggurat.recipes.catalogue import with_soft_start
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
+from ziggurat.runs.apart_from_rows import refuse_among_rows
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.execute import Built, build_on_ranks, check_schema_fits, raw_files, report_of_start, resolved
 from ziggurat.runs.fingerprint import Difference
@@ -109,6 +110,7 @@ def stream_run(
     hooks: Sequence[Hook] = (),
     fits_batch: bool = False,
     labels: Sequence[str] = (),
+    takes_future: bool = False,
 ) -> StreamResult:
     """Score and train a stream window by window; on every rank of a job that torchrun started, together.
 
@@ -126,6 +128,8 @@ def stream_run(
         fits_batch: take a smaller batch size than that of the config where a window would be less than one step, and
             say so. A stream that goes on keeps the one that it began with.
         labels: files or folders with records of labels, which find their rows by `stream.delay.key`.
+        takes_future: take rows of more than a day from now, as made data may have; else they are bad rows, since one
+            of them would call all windows before it done.
 
     Raises:
         ConfigError: settings that have no place in a stream, or others than those that it began with.
@@ -134,6 +138,7 @@ def stream_run(
     stream = stream or StreamConfig()
     own = check_hooks(hooks, where="stream_run, argument 'hooks'")
     run = RunFolder(Path(folder))
+    refuse_among_rows(run.path, config.data.train, flag="--out", instead=f"runs/{run.path.name}")
     config = for_stream(config)
     refuse_half_of_labels(stream.delay, labels=labels, train=config.data.train)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
@@ -161,6 +166,7 @@ def stream_run(
         given = {"out": run.path.absolute(), "stream": to_json(stream), "hooks": ", ".join(map(repr, own))}
         given["labels"] = list(labels)
         given["publish"] = None if publish is None else to_json(publish)
+        given["takes_future"] = takes_future
         ranks = Ranks(config, plan=plan, given=given)
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         if not goes_on:
@@ -187,6 +193,7 @@ def stream_run(
                     asked=asked,
                     fits_batch=fits_batch and not goes_on,
                     labels=labels,
+                    takes_future=takes_future,
                 )
                 with contextlib.closing(made):
                     has_begun = made.begin()
@@ -278,6 +285,7 @@ class _Stream:
         asked: says whether a signal has come.
         fits_batch: take a batch size that fits the windows.
         labels: files or folders with records of labels.
+        takes_future: rows of the future are rows like others.
     """
 
     def __init__(
@@ -295,6 +303,7 @@ class _Stream:
         asked: StopOnSignal,
         fits_batch: bool,
         labels: Sequence[str],
+        takes_future: bool,
     ) -> None:
         self._run = run
         self._config = config
@@ -319,6 +328,7 @@ class _Stream:
             ranks=ranks,
             progress=progress,
             follow=follow,
+            takes_future=takes_future,
             is_asked=lambda: asked.is_asked,
             labels=labels,
         )

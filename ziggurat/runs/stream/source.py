@@ -174,6 +174,7 @@ class StreamWindows:
         ranks: all of them.
         progress: shows what is read and encoded.
         follow: how files are waited for; None: those that are there are all.
+        takes_future: rows of more than a day from now are rows like others, and no bad ones.
         is_asked: whether somebody asks the first rank to end.
         labels: files with records of labels, where these have records of their own.
     """
@@ -188,11 +189,13 @@ class StreamWindows:
         ranks: Ranks,
         progress: Progress,
         follow: FollowConfig | None = None,
+        takes_future: bool = False,
         is_asked: Callable[[], bool] = lambda: False,
         labels: Sequence[str] = (),
     ) -> None:
         self._follow = follow
         self._labels = tuple(labels)
+        self._takes_future = takes_future
         self._last_came_s = time.monotonic()
         self._receiving: Receiving | None = None
         broker = broker_of(data.train)
@@ -309,8 +312,8 @@ class StreamWindows:
             parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
         if taken.bad:
             parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
-        if self._follow is None and taken.newest_s > time.time() + A_DAY_S:
-            # Made data may be of the future, so these rows are taken; where files are followed, they are bad rows.
+        if taken.newest_s > time.time() + A_DAY_S:
+            # Taken because somebody said so: of made data.
             parts.append(
                 f"warning: the newest is of {datetime.fromtimestamp(taken.newest_s, UTC):%Y-%m-%d %H:%M}, which is to "
                 "come: windows before it are done, so rows that come for them later are late"
@@ -349,8 +352,8 @@ class StreamWindows:
 
     @property
     def _latest_s(self) -> float:
-        """The latest time that a row may have, where rows come as they happen."""
-        return math.inf if self._follow is None else time.time() + A_DAY_S
+        """The latest time that a row may have: a later one would call all windows before it done."""
+        return math.inf if self._takes_future else time.time() + A_DAY_S
 
     def fit(self) -> None:
         """Fit vocabularies and statistics to the history, or load what was fitted.
