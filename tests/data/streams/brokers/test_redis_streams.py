@@ -273,7 +273,7 @@ def test_an_emptied_or_older_stream_is_refused(server: RedisServer, key: str) ->
         with pytest.raises(DataError, match="restored from an older copy") as refused:
             subscribed(server, key, after=after)
         # The way out that it names.
-        command = re.search(r"redis-cli (XSETID .*)$", "\n".join(refused.value.ways_out), re.MULTILINE)
+        command = re.search(r"redis-cli -h \S+ -p \d+ (XSETID .*)$", "\n".join(refused.value.ways_out), re.MULTILINE)
         assert command is not None
         client.execute_command(*command[1].split())
     add(server, key, 10)
@@ -283,7 +283,7 @@ def test_an_emptied_or_older_stream_is_refused(server: RedisServer, key: str) ->
         client.xgroup_destroy(key, "ziggurat")
     with pytest.raises(DataError, match="the consumer group 'ziggurat'") as gone:
         subscribed(server, key, after=after)
-    made = re.search(r"redis-cli (XGROUP CREATE \S+ ziggurat \d+-\d+)", "\n".join(gone.value.ways_out))
+    made = re.search(r"redis-cli -h \S+ -p \d+ (XGROUP CREATE \S+ ziggurat \d+-\d+)", "\n".join(gone.value.ways_out))
     assert made is not None
     with server.client() as client:
         client.execute_command(*made[1].split())

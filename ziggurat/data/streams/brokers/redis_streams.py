@@ -38,6 +38,7 @@ import contextlib
 import gc
 import itertools
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -186,6 +187,15 @@ class _Settings:
             takeover_s=takeover_s,
             password_file=options.get("password-file", ""),
         )
+
+    @property
+    def cli(self) -> str:
+        """Return redis-cli with what it needs to reach this server and data base; it reads REDISCLI_AUTH itself."""
+        words = ["redis-cli", "-h", self.host, "-p", str(self.port)]
+        words += ["-n", str(self.db)] if self.db else []
+        words += ["--user", self.user] if self.user else []
+        words += ["--tls"] if self.is_encrypted else []
+        return shlex.join(words)
 
 
 class RedisStreams(Broker):
@@ -346,7 +356,10 @@ class _RedisSubscription(Subscription):
                 expected="a stream",
                 found=f"a key of another type: {settings.key!r}",
                 where=settings.url,
-                ways_out=("name a key that XADD has made", "redis-cli TYPE KEY says what a key is"),
+                ways_out=(
+                    "name a key that XADD has made",
+                    f"{settings.cli} TYPE {shlex.quote(settings.key)} says what a key is",
+                ),
             )
         if text.startswith("NOGROUP"):
             return self._no_group(text)
@@ -365,7 +378,10 @@ class _RedisSubscription(Subscription):
             expected="an answer",
             found=text,
             where=settings.url,
-            ways_out=("read the log of the server", "try it by hand: redis-cli XINFO STREAM KEY"),
+            ways_out=(
+                "read the log of the server",
+                f"try it by hand: {settings.cli} XINFO STREAM {shlex.quote(settings.key)}",
+            ),
         )
 
     def _no_stream(self) -> ZigguratError:
@@ -379,7 +395,8 @@ class _RedisSubscription(Subscription):
             where=settings.url,
             ways_out=(
                 *(f"name another one: redis://{settings.host}:{settings.port}/{name}" for name in near),
-                f"make it before its first entry: redis-cli XGROUP CREATE {settings.key} {settings.group} 0 MKSTREAM",
+                f"make it before its first entry: {settings.cli} XGROUP CREATE {shlex.quote(settings.key)} "
+                f"{shlex.quote(settings.group)} 0 MKSTREAM",
                 "another data base of the server: ?db=1",
             ),
         )
@@ -401,7 +418,8 @@ class _RedisSubscription(Subscription):
             ways_out=(
                 "restore the broker from a newer copy",
                 "if no entry was lost, make the group at the last entry that was read: "
-                f"redis-cli XGROUP CREATE {settings.key} {settings.group} {last}, and give the command again",
+                f"{settings.cli} XGROUP CREATE {shlex.quote(settings.key)} {shlex.quote(settings.group)} {last}, "
+                "and give the command again",
                 "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
@@ -606,7 +624,7 @@ class _RedisSubscription(Subscription):
             ways_out=(
                 "restore the broker from a newer copy",
                 "if producers lost nothing, let it go on behind that entry: "
-                f"redis-cli XSETID {settings.key} {position.last}",
+                f"{settings.cli} XSETID {shlex.quote(settings.key)} {position.last}",
                 "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
