@@ -251,3 +251,15 @@ def test_one_text_among_lists_is_the_bad_row(tmp_path: Path) -> None:
         chunk = next(RawSource(path, bad_rows=bad_rows).frames())
     assert chunk.frame["tags"].to_list() == [None, ["b"], ["c", "d"]]
     assert bad_rows.num_rows == 1
+
+
+def test_a_torn_last_line_is_said_to_be_of_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    with pytest.raises(DataError) as refused:
+        list(RawSource(path).frames())
+    assert "perhaps the file is half written" in refused.value.ways_out[0]
+    path.write_text('{"a": 1}\n{"a"\n{"a": 2}')
+    with pytest.raises(DataError) as refused:
+        list(RawSource(path).frames())
+    assert "half written" not in refused.value.ways_out[0]

@@ -26,7 +26,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 import numpy as np
@@ -50,6 +50,7 @@ _MAY_BE_NO_TEXT = r"^(-?[0-9.]+[eE].*|-0.*|[\[{].*|[0-9-][0-9]{15,}.*)$"
 # Beyond it, FP64 has one number for several whole ones.
 _LARGEST_EXACT = 2**53
 _LARGEST_INT64 = 2**63 - 1
+_HALF_WRITTEN = "the last line has no end, so perhaps the file is half written: give the command again when it is whole"
 _OBJECT = 'a JSON object, such as {"user": 1, "item": 2}'
 
 
@@ -89,6 +90,7 @@ class JsonLinesFile:
         self.path = path
         self._options = options
         self.num_rows = 0  # that were read so far
+        self._is_torn = False  # the last line of the block has no end
         self._types = self._first_types()
 
     @property
@@ -119,8 +121,9 @@ class JsonLinesFile:
         self.num_rows = 0
         for block in self._blocks(bad_rows):
             parsed = parse_lines(block, columns=columns, types=self._types, max_bytes=self._options.max_record_bytes)
+            last = block.count(b"\n") - 1
             for fault in parsed.faults:
-                self._report(fault, bad_rows)
+                self._report(fault, bad_rows, is_torn=self._is_torn and fault.place == last)
             # Places count within the block, and `num_rows` the lines of all blocks before it.
             rows = parsed.places + self.num_rows
             # Lines, not rows: bad ones keep their numbers.
@@ -143,7 +146,8 @@ class JsonLinesFile:
                 if end:
                     block = data[:end]
                     # The last line of a file may lack its line feed, and all that follows counts by them.
-                    yield block if block.endswith(b"\n") else block + b"\n"
+                    self._is_torn = not block.endswith(b"\n")
+                    yield block + b"\n" if self._is_torn else block
                 rest = data[end:]
                 if not read:
                     return
@@ -215,8 +219,11 @@ class JsonLinesFile:
             ways_out=(*ways_out, "write one object with names and values on each line"),
         )
 
-    def _report(self, fault: _Fault, bad_rows: BadRows) -> None:
-        bad_rows.report(self._bad_row(fault))
+    def _report(self, fault: _Fault, bad_rows: BadRows, *, is_torn: bool = False) -> None:
+        bad = self._bad_row(fault)
+        if is_torn:
+            bad = replace(bad, ways_out=(_HALF_WRITTEN,))
+        bad_rows.report(bad)
 
     def _bad_row(self, fault: _Fault) -> BadRow:
         row = self.num_rows + fault.place
