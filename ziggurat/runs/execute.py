@@ -66,7 +66,7 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
 from ziggurat.runs.tables.growth import short_of_rows
 from ziggurat.runs.tables.memory_limit import with_rungs
-from ziggurat.runs.teachers.student import coverage_lines, doubts_about_teachers, mean_targets
+from ziggurat.runs.teachers.student import coverage_lines, doubts_about_coverage, doubts_about_teachers, mean_targets
 from ziggurat.runs.warm_start.parent import (
     Parent,
     checkpoint_to_take,
@@ -401,6 +401,8 @@ def train_run(
             other_hooks = ranks.on_first(lambda: _other_hooks(run, named)) if has_begun else ""
             if named:
                 report.sections["Training"]["hooks"] = named
+            for doubt in doubts_about_coverage(report.sections["Training"]):
+                progress.say(f"warning: {doubt}")
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report, has_begun=has_begun))
             ranks.on_first(lambda: _write_warm_start(run, warm, config=config))
             if ranks.is_first:

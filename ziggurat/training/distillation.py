@@ -477,7 +477,11 @@ def _teachers(config: DistilConfig, *, model: Model) -> list[_Teacher]:
             expected="logged scores of a teacher, as extra columns of the schema",
             found="a schema without extra columns",
             where="--distil",
-            ways_out=('in the schema: [[extra]], name = "teacher", column = "COLUMN"', "leave --distil out"),
+            ways_out=(
+                "--teacher FOLDER, of `ziggurat teacher log`",
+                'in the schema: [[extra]], name = "teacher", column = "COLUMN"',
+                "leave --distil out",
+            ),
         )
     about = {name for each in found for name in (labels if each.label is None else [labels[each.label]])}
     for spec in model.inputs.labels:

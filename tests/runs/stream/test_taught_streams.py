@@ -122,6 +122,7 @@ def test_a_window_is_joined_with_the_newest_version_before_each_row(
     text = (base / "live/run.log").read_text()
     assert "teacher seer 100.0%, " in text
     assert "teacher seer 0.0%" in text
+    assert text.count("warning: seer has scored no row of 2000-05-04") == 1
     assert "teacher seer" in (base / "live/report.html").read_text()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -191,6 +191,20 @@ def coverage_lines(config: RunConfig, dataset: Dataset) -> dict[str, str]:
             f"{4 * words:,} bytes a row"
         )
     return lines
+
+
+def doubts_about_coverage(lines: Mapping[str, str]) -> list[str]:
+    """Return a line for each teacher that has scored no training row, as far as a tenth of a percent shows.
+
+    Args:
+        lines: of `coverage_lines`.
+    """
+    return [
+        f"{name} has scored {text.partition(';')[0]}: the head learns nothing from it; were the same examples logged, "
+        "by a teacher whose watermark is before them? (ziggurat teacher log)"
+        for name, text in lines.items()
+        if name.startswith("teacher ") and text.startswith("0.0% of")
+    ]
 
 
 def doubts_about_teachers(config: RunConfig) -> list[str]:

@@ -12,6 +12,7 @@ is the last one, and goes; a bad line before it is damage.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -165,13 +166,24 @@ class WindowsFile:
         last_window: of which a row was trained at this step; each up to it was scored before, and must have a line.
 
     Raises:
-        CheckpointError: a line is damaged, or gone.
+        CheckpointError: a line is damaged, gone, or there twice.
     """
 
     def __init__(self, path: Path, *, last_step: int, last_window: int = 0) -> None:
         self._path = path
         before = read_windows(path)
         self.windows = [record for record in before if record.step <= last_step]
+        doubled = sorted(
+            number for number, count in Counter(record.window for record in self.windows).items() if count > 1
+        )
+        if doubled:
+            raise CheckpointError(
+                expected="one line for each window: it is scored once",
+                found=f"several of window {', '.join(map(str, doubled[:_SHOWN]))}"
+                f"{', …' if len(doubled) > _SHOWN else ''}",
+                where=str(path),
+                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+            )
         gone = sorted(set(range(1, last_window + 1)) - {record.window for record in self.windows})
         if gone:
             raise CheckpointError(
