@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, Clock, Cut, StreamConfig
 from ziggurat.errors import ConfigError, DataError
@@ -109,6 +110,19 @@ def test_a_file_in_another_unit_is_named_with_its_row() -> None:
         clock.times(chunk, bad_rows=BadRows())
     assert "second.parquet, row 1" in refused.value.where
     assert "in seconds" in refused.value.expected
+
+
+def test_one_row_in_another_unit_is_a_bad_row_of_its_file(tmp_path: Path) -> None:
+    """It was an error of the whole file, which nothing but editing could mend."""
+    clock = Clock.of(RawChunk.of(pl.DataFrame({"at": COLUMNS["seconds"]})), "at", date_order=DateOrder.AUTO)
+    chunk = RawChunk.of(pl.DataFrame({"at": [SECONDS[0], SECONDS[1], SECONDS[0] * 1000]}), name="second.parquet")
+    with pytest.raises(DataError, match="milliseconds") as refused:
+        clock.times(chunk, bad_rows=BadRows())
+    assert "second.parquet, row 2" in refused.value.where
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as bad_rows:
+        times = clock.times(chunk, bad_rows=bad_rows)
+    assert np.isnan(times).tolist() == [False, False, True]
+    assert bad_rows.counts == {BadReason.OTHER_UNIT: 1}
 
 
 def test_a_clock_that_was_not_set_does_not_hide_the_unit_of_the_times_behind_it() -> None:

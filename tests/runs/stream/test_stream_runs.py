@@ -26,9 +26,10 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.data.streams.stability import COUNTS
 from ziggurat.data.streams.windows import LateRows, StreamConfig
-from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError
 from ziggurat.features.schema import Encoding, table_of
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.precision import PLAIN
@@ -408,6 +409,60 @@ def test_a_glob_that_matches_no_record_may_stand_beside_a_stream(tmp_path: Path)
     config = config_of(tmp_path / "rows.parquet")
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=(f"{tmp_path}/*.parquet",)))
     assert stream(tmp_path / "run", config=config).windows
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--growing", "-1"], "--growing"),
+        (["--publish", "live", "--publish-every", "0"], "--publish-every"),
+        (["--publish", "live", "--publish-keep", "0"], "--publish-keep"),
+    ],
+)
+def test_errors_name_the_flag_and_not_the_setting_in_code(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], flag: str
+) -> None:
+    schema = tmp_path / "my.toml"
+    schema.write_text(schema_to_toml(SCHEMA))
+    command = ["stream", "table_dlrm", "--data.train", str(file), "--schema", str(schema)]
+    assert main([*command, "--out", str(tmp_path / "run"), *words]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"where: +{flag}\n", said)
+    assert "Config, setting" not in said
+
+
+@pytest.mark.parametrize(
+    ("schema", "delay", "way"),
+    [
+        (dataclasses.replace(SCHEMA, time="at_"), DelayConfig(), 'time = "at"'),
+        (SCHEMA, DelayConfig(policy=LabelDelay.WAIT, column="at_"), "--label-time at"),
+    ],
+)
+def test_a_column_of_times_that_is_not_there_is_no_feature(
+    file: Path, tmp_path: Path, schema: zg.Schema, delay: DelayConfig, way: str
+) -> None:
+    config = dataclasses.replace(config_of(file), table_schema=schema)
+    with pytest.raises(SchemaError) as refused:
+        stream(tmp_path / "run", config=config, delay=delay)
+    assert refused.value.ways_out[0] == way
+    assert not [each for each in refused.value.ways_out if "feature" in each]
+
+
+def test_other_growing_tables_are_refused_by_their_flag(file: Path, tmp_path: Path) -> None:
+    """It was called another schema, and the way out of that led to the next error."""
+    stream(tmp_path / "run", file)
+    with pytest.raises(ConfigError, match="growing") as refused:
+        stream(tmp_path / "run", file, growing=600)
+    assert refused.value.ways_out[0] == "leave --growing out"
+
+
+def test_a_window_that_is_there_twice_is_refused(file: Path, tmp_path: Path) -> None:
+    stream(tmp_path / "run", file)
+    path = tmp_path / "run" / "windows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], *lines[1:]]))
+    with pytest.raises(CheckpointError, match="several of window 2"):
+        stream(tmp_path / "run", file)
 
 
 def test_files_for_validation_are_refused(file: Path, tmp_path: Path) -> None:

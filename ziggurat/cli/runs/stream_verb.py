@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,12 @@ _KEEP = 8  # versions that stay, where --publish-keep says nothing
 _FLAGS_OF = {
     "--publish": ("--publish-every", "--publish-keep", "--publish-value", "--server"),
     "--follow": ("--idle-close-s",),
+}
+# By the config and the setting in it.
+_FLAG_OF = {
+    ("StreamConfig", "growing"): "--growing",
+    ("PublishConfig", "every"): "--publish-every",
+    ("PublishConfig", "keep"): "--publish-keep",
 }
 _WITHOUT = {
     "--publish": "--publish exports/live",
@@ -74,21 +81,23 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         print_settings(stored, config)
         return 0
     config = taught(config, options, by="ziggurat stream", is_stream=True)
-    windows = StreamConfig(
-        by=options.by,
-        begin=options.begin,
-        until=options.until,
-        late=LateRows(options.late),
-        growing=_number(options.growing),
-        frozen=options.frozen,
-        delay=DelayConfig(
-            policy=LabelDelay(options.delay),
-            column=options.label_time,
-            observe_s=_seconds(options.observe_s, flag="--observe-s"),
-            attribution_s=_seconds(options.attribution_s, flag="--attribution-s"),
-            key=options.label_key,
-        ),
-    )
+    with _by_flags():
+        windows = StreamConfig(
+            by=options.by,
+            begin=options.begin,
+            until=options.until,
+            late=LateRows(options.late),
+            growing=_number(options.growing),
+            frozen=options.frozen,
+            delay=DelayConfig(
+                policy=LabelDelay(options.delay),
+                column=options.label_time,
+                observe_s=_seconds(options.observe_s, flag="--observe-s"),
+                attribution_s=_seconds(options.attribution_s, flag="--attribution-s"),
+                key=options.label_key,
+            ),
+        )
+        publish = _publish(options)
     idle_close_s = 0.0
     if options.idle_close_s is not None:
         idle_close_s = _seconds(options.idle_close_s, flag="--idle-close-s")
@@ -97,7 +106,7 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         folder=folder,
         stream=windows,
         follow=FollowConfig(idle_close_s=idle_close_s) if options.follow else None,
-        publish=_publish(options),
+        publish=publish,
         plan=Plan.load(options.plan) if options.plan else None,
         progress=show_progress(verbose=options.verbose),
         hooks=hooks_named(options.hook),
@@ -112,6 +121,18 @@ def stream(options: argparse.Namespace, rest: list[str]) -> int:
         if result.windows:
             print_line(f"report   {result.report}")
     return 130 if result.ended_early and not options.follow else 0
+
+
+@contextlib.contextmanager
+def _by_flags() -> Iterator[None]:
+    """Name the flag that was typed, where an error names the setting that it gives."""
+    try:
+        yield
+    except ConfigError as error:
+        found = re.search(r"(\w+), setting '(\w+)'", error.where)
+        if found is not None and (flag := _FLAG_OF.get((found[1], found[2]))):
+            error.where = flag
+        raise
 
 
 def _names_batch(changes: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ import glob
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -131,6 +131,20 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
             f"train again without {feature} out of a copy of the schema of {folder}, --out ANOTHER_FOLDER",
         ),
     )
+
+
+def in_terms_of_roles(error: SchemaError, roles: Mapping[str, str]) -> SchemaError:
+    """Return the error of a column that a file has not, where what names it is no feature; others as they are.
+
+    Args:
+        error: of `missing_column`, or another one.
+        roles: by column, the flag or the role that names it.
+    """
+    column = next((name for name in roles if error.expected == f"a column {name!r}"), "")
+    if not column or _OUT_OF_SCHEMA not in error.ways_out:
+        return error
+    known = error.found.removeprefix("columns ").removesuffix(", …").split(", ")
+    return missing_column(Path(error.where), column, known, asked=roles[column])
 
 
 def in_terms_of_keys(error: ZigguratError, keys: Sequence[str]) -> ZigguratError:

@@ -34,6 +34,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -51,6 +52,7 @@ from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.names import in_terms_of_roles
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
 from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, Journal, JournalFile, LabelLog, Piece, Window
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
@@ -69,7 +71,7 @@ from ziggurat.data.streams.late_labels import (
 )
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.data.teachers.growing import JoinedPart
-from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError, SchemaError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema, column_of
@@ -304,7 +306,8 @@ class Arrivals:
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
         if self._cut is None and self._has_time and new:
-            self._date_order = order_of_dates(self._data, [file.path for file in new], column=self._schema.time)
+            with self._naming_roles():
+                self._date_order = order_of_dates(self._data, [file.path for file in new], column=self._schema.time)
         dealt = self._dealt([self._opener(file.path) for file in new]) if self._config.rows else None
         before = len(self.journal.files)
         for file in new:
@@ -537,11 +540,24 @@ class Arrivals:
             total = source.num_rows_hint()
             with _Spool(self._rows, number=number) as spool:
                 deal = self._hold if self._late_labels is not None else self._deal
-                for chunk in source.frames(columns=self._read_columns):
+                for chunk in self._frames(source, columns=self._read_columns):
                     deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
                     told(f"read {name}", counts.rows, total)
             bad = bad_rows.num_rows
         return _Read(num_read=source.num_read, bad=bad, counts=counts, pieces=spool.pieces)
+
+    def _frames(self, source: _Source, *, columns: Sequence[str]) -> Iterator[RawChunk]:
+        with self._naming_roles():
+            yield from source.frames(columns=columns)
+
+    @contextmanager
+    def _naming_roles(self) -> Iterator[None]:
+        """Say in the error of a column that is no feature what names it."""
+        roles = {self._schema.time: "time", self._config.delay.column: "--label-time"}
+        try:
+            yield
+        except SchemaError as error:
+            raise in_terms_of_roles(error, roles) from error
 
     def _enter(self, arrived: ArrivedFile, found: _Read, *, dealt: _Dealt | None) -> None:
         """Enter rows and their record into the journal together: only now, when they were read whole."""
@@ -1240,7 +1256,7 @@ class Arrivals:
                 column = self._schema.time or self._schema.columns[0]
                 times_of_file: list[np.ndarray] = []
                 rows_of_file: list[np.ndarray] = []
-                for chunk in source.frames(columns=[column]):
+                for chunk in self._frames(source, columns=[column]):
                     cut = self._cut_for(chunk)
                     has_time = bool(cut.clock.column)
                     times = (

@@ -148,7 +148,7 @@ class Clock:
             bad_rows: where rows without a time go, and rows of the future.
             latest_s: seconds since 1970; a later row has a wrong clock: it would call all windows before it done.
             by_row: whether each row has a writer of its own, as messages have. A time of another unit or kind is then
-                a bad row; of rows of one file it is an error of the file.
+                a bad row; of one file another unit is an error where half of a chunk or more has it.
 
         Raises:
             DataError: a time is missing or cannot be read (policy ERROR), or is of another unit than those before.
@@ -162,7 +162,8 @@ class Clock:
             return keys
         readable = np.flatnonzero(~np.isnan(keys))
         others = readable[of_another_unit(_whole(keys[readable]), seen=[self.seen])]
-        if len(others) and by_row:
+        # A few rows of a file are its bad rows; where most are of another unit, the file is.
+        if len(others) and (by_row or 2 * len(others) < len(readable)):
             keys = keys.copy()
             for index in others.tolist():
                 self._report_unit(chunk, index, time=float(keys[index]), bad_rows=bad_rows)

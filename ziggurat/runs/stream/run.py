@@ -33,6 +33,7 @@ from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
 from ziggurat.data.preprocess.splits import SPLITS
 from ziggurat.data.streams.brokers.broker import broker_of
+from ziggurat.data.streams.journal import JournalFile
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.files import refuse_url
@@ -142,6 +143,8 @@ def stream_run(
     config = for_stream(config)
     refuse_half_of_labels(stream.delay, labels=labels, train=config.data.train)
     goes_on = run.is_stream() and run.has_begun() and run.config.exists()
+    if goes_on:
+        _refuse_other_growing(run, stream)
     if stream.growing:
         if not goes_on:  # the tables of one that goes on grow already
             refuse_nothing_grows(config.table_schema)
@@ -258,6 +261,27 @@ def _refuse_other_source(run: RunFolder, stored: RunConfig, *, given: RunConfig)
     )
 
 
+def _refuse_other_growing(run: RunFolder, stream: StreamConfig) -> None:
+    """Refuse other tables than those of before by their flag, since they would look like another schema.
+
+    Raises:
+        ConfigError: the stream began with another `--growing`.
+    """
+    journal = JournalFile(run.stream).read()
+    if journal is None or journal.config.growing == stream.growing:
+        return
+    before = journal.config.growing
+    raise ConfigError(
+        expected="the tables that the stream began with",
+        found=f"--growing {before or '(none)'}, given {stream.growing or '(none)'}",
+        where=str(run.path),
+        ways_out=(
+            f"--growing {before}" if before else "leave --growing out",
+            "begin another stream: --out ANOTHER_FOLDER",
+        ),
+    )
+
+
 def _check_folder(run: RunFolder, *, lock: RunLock) -> None:
     refuse_url(run.path, error=ConfigError)
     if not run.is_stream():
@@ -319,6 +343,7 @@ class _Stream:
         self.is_asked = False  # all ranks know that it ends
         self._is_waiting = False
         self._has_warned = False
+        self._is_untaught_said = False
         data = raw_files(config, progress=progress if ranks.is_first else NoProgress())
         self._windows = StreamWindows(
             run,
@@ -633,6 +658,7 @@ class _Stream:
         self._progress.end()
         self._progress.say(window_line(record, train_s=train_s, steps=steps))
         self._warn_of_unknown(record)
+        self._warn_of_untaught(record)
 
     def _warn_of_unknown(self, record: WindowRecord) -> None:
         """Name growing tables once, where many ids have come since vocabularies were fitted."""
@@ -643,6 +669,17 @@ class _Stream:
         self._progress.say(
             f"warning: {unknown_text(record.unknown)} in {record.name}: vocabularies are those of the history; "
             f"--growing 100000 lets tables take new ids (in another folder: {pasted(self._run.path)} keeps its own)"
+        )
+
+    def _warn_of_untaught(self, record: WindowRecord) -> None:
+        """Say once that a head learns nothing, where a window is trained of which teachers have said nothing."""
+        names = [name for name, taught in record.teachers.items() if not taught.share]
+        if self._is_untaught_said or not names or not record.is_trained or not record.rows:
+            return
+        self._is_untaught_said = True
+        self._progress.say(
+            f"warning: {', '.join(names)} has scored no row of {record.name}: the head learned nothing from it; were "
+            f"the same examples logged into {self._config.data.teacher} before the window was opened?"
         )
 
     def close(self) -> None:
