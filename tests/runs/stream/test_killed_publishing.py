@@ -1,11 +1,14 @@
 """Streams that are killed while they publish: a reader that polls sees whole versions alone, and each window once.
 
 The reader runs all the time. Whatever the pointer names it loads, with digests and golden answers, and compares its
-weights with those of a stream that nobody killed: never half a version, never another one.
+weights with those of a stream that nobody killed: never half a version, never another one. At the end all versions have
+the digests of that stream. One that dies in its own process goes through windows with corrections of late labels.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import multiprocessing as mp
 import os
 import random
@@ -15,15 +18,22 @@ from pathlib import Path
 import pytest
 
 from tests.killing import Polling, kill_after, mark_begin
+from tests.runs.stream.test_delayed_streams import delay_of, delayed_events
+from tests.runs.stream.test_killed_streams import Moments
 from tests.runs.stream.test_published_streams import same_bits, whole_state
 from tests.runs.stream.test_stream_runs import config_of, events
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import MissingFileError, ZigguratError
 from ziggurat.runs.stream.publish import PublishConfig
 from ziggurat.runs.stream.run import stream_run
+from ziggurat.serving.export.export_folder import read_manifest
 from ziggurat.serving.export.published_folder import is_published, read_pointer, version_folder
 from ziggurat.serving.recommender import Recommender
 from ziggurat.testing.ranks import preload
+from ziggurat.training.delayed_feedback import DelayedConfig
+from ziggurat.training.delayed_losses import DelayedLoss
+from ziggurat.training.hooks.hook import Hook
+from ziggurat.training.trainer import Trainer
 
 _context = mp.get_context("forkserver")
 MAX_LIFE_S = 300.0
@@ -35,6 +45,33 @@ def live(base: str, name: str) -> None:
     publish = PublishConfig(folder=f"{base}/{name}-live", max_deltas=2, max_delta_share=100.0)
     mark_begin(Path(base))
     stream_run(config, folder=f"{base}/{name}", stream=StreamConfig(by="day", growing=60), publish=publish)
+
+
+def digests_of(folder: Path) -> list[str]:
+    return [each.version for each in read_pointer(folder).versions]
+
+
+class Starts(Hook):
+    """Notes the step that each life begins with, and whether that is within a window."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Count a life that goes on within a window."""
+        self.inside += trainer.position.step_in_epoch > 0
+
+
+def live_with_late_labels(base: Path, name: str, *, starts: Starts) -> None:
+    """Stream and publish rows whose labels come late, with tables that grow and checkpoints within windows."""
+    config = dataclasses.replace(config_of(base / "a.parquet"), delayed=DelayedConfig(loss=DelayedLoss.ES_DFM))
+    stream_run(
+        config,
+        folder=base / name,
+        stream=StreamConfig(by="day", growing=60, delay=delay_of(observe_s=3600.0)),
+        publish=PublishConfig(folder=f"{base}/{name}-live", max_deltas=2, max_delta_share=100.0),
+        hooks=(starts,),
+    )
 
 
 class Reader(Polling):
@@ -119,6 +156,7 @@ def check_kills(base: Path, *, kills: int, seed: int) -> dict[str, int]:
             time.sleep(0.05)
         assert reader.problems == []
         versions = read_pointer(folder).versions
+        assert [each.version for each in versions] == digests_of(base / "whole-live")
         assert [each.window for each in versions] == [1, 2, 3, 4, 5, 6]
         assert sorted(os.listdir(folder / "versions")) == [f"{each.number:06}" for each in versions]
         assert not is_publishing(folder)
@@ -137,3 +175,34 @@ def test_kills_while_publishing_show_nobody_half_a_version(tmp_path: Path) -> No
 def test_a_kill_while_publishing_leaves_what_the_next_start_removes(tmp_path: Path) -> None:
     counts = check_kills(tmp_path, kills=2, seed=1)
     assert counts["kills"] == 2
+
+
+def test_versions_of_a_stream_that_dies_within_windows_are_those_of_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed_events(400, days=4).write_parquet(tmp_path / "a.parquet")
+    live_with_late_labels(tmp_path, "whole", starts=Starts())
+    rng = random.Random(5)
+    starts = Starts()
+    lives = 0
+    with monkeypatch.context() as patch:
+        moments = Moments(patch)
+        is_over = False
+        while not is_over:
+            moments.left = rng.randint(10, 60)
+            lives += 1
+            with contextlib.suppress(KeyboardInterrupt):
+                live_with_late_labels(tmp_path, "cut", starts=starts)
+                is_over = True
+            moments.wait()
+    assert lives > 4
+    assert starts.inside > 1
+    ours = read_pointer(tmp_path / "cut-live").versions
+    assert [each.window for each in ours] == [1, 2, 3, 4]
+    assert digests_of(tmp_path / "cut-live") == digests_of(tmp_path / "whole-live")
+    for each in ours:
+        folders = [version_folder(tmp_path / name, each.number) for name in ("cut-live", "whole-live")]
+        assert same_bits(*map(whole_state, folders))
+        # The digest of the run's settings is no part of the version's: it stands in the manifest.
+        sources = [read_manifest(folder).manifest.sources[0].config for folder in folders]
+        assert sources[0] == sources[1]

@@ -203,7 +203,7 @@ class PublishWindows(Hook):
         config: settings.
         run: folder of the stream's run.
         stream: folder in it for what the stream keeps.
-        settings: of the run.
+        settings: of the run, with every `auto` replaced by what was chosen.
         data: how files are read.
         preprocessing: as fitted to the history.
         record: gives the record of a window by its number, on the first rank.

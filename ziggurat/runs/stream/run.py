@@ -512,7 +512,9 @@ class _Stream:
             self._publish,
             run=self._run.path,
             stream=self._run.stream,
-            settings=self._config,
+            # As config.json has them, which a stream that goes on begins with: else its versions would say "auto"
+            # before a kill and the kernel that was chosen after it, and have other digests with the same weights.
+            settings=resolved(self._config, trainer=self.trainer),
             data=self._windows.reading,
             preprocessing=self._windows.preprocessing,
             record=lambda number: next((each for each in self._kept if each.window == number), None),
