@@ -6,7 +6,7 @@
 A swap is asked for through the admin socket alone, which the file system guards (`serving/server/admin_socket.py`): no
 port takes it, so a URL can only be asked. Both are done in a thread, while training goes on; how long it took from the
 publication to the first answer with the version is said. A server that is gone, or that refuses, is said and no error:
-it follows the folder when it is back.
+it follows the folder when it is back. A stream that ends waits half a minute for the answer to its last version.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class ServerToTell:
         self._folder = folder
         self._say = say
         self._waiting: queue.SimpleQueue[tuple[Publication, float] | None] = queue.SimpleQueue()
+        self._newest: Publication | None = None
+        self._problem = ""  # of the latest trial
+        self._has_given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tell the server", daemon=True)
         self._thread.start()
 
@@ -97,25 +100,37 @@ class ServerToTell:
 
     def tell(self, publication: Publication) -> None:
         """Tell the server of a version; returns at once."""
+        self._newest = publication
         self._waiting.put((publication, time.monotonic()))
 
     def close(self) -> None:
-        """Wait until the server has answered, within bounds."""
+        """Wait until the server has answered, within bounds; say it where it has not."""
         self._waiting.put(None)
         self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._has_given_up.set()
+            if self._newest is not None:
+                reason = f" ({self._problem})" if self._problem else ""
+                self._warn(self._newest, f"the stream ended before{reason}")
 
     def _run(self) -> None:
         while (entry := self._waiting.get()) is not None:
             publication, since = entry
             problem = self._told(publication, until=since + _TIMEOUT_S)
+            if self._has_given_up.is_set():  # and has said so
+                return
             if problem:
-                self._say(f"warning: {self._server} does not answer with version {publication.number}: {problem}")
+                self._warn(publication, problem)
             else:
                 self._say(f"served     version {publication.number}, {time.monotonic() - since:.1f} s after it")
+
+    def _warn(self, publication: Publication, problem: str) -> None:
+        self._say(f"warning: {self._server} does not answer with version {publication.number}: {problem}")
 
     def _told(self, publication: Publication, *, until: float) -> str:
         """Tell or ask until the server has the version; return what is in the way, or ""."""
         problem = "no time was left"
+        self._problem = ""
         while time.monotonic() < until:
             try:
                 with self._connection() as connection:
@@ -131,9 +146,12 @@ class ServerToTell:
                             return problem or f"status {status}"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problem = str(error) or type(error).__name__
-            if not self._waiting.empty():
+            self._problem = problem
+            # Not of the queue, in which the end of the stream is an entry too.
+            if self._newest is not publication:
                 return f"a later version came first ({problem})"
-            time.sleep(_PAUSE_S)
+            if self._has_given_up.wait(_PAUSE_S):
+                return problem
         return problem
 
     @contextlib.contextmanager
