@@ -29,12 +29,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, ExportError, FileError, ZigguratError
+from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import FileLock, Format, refuse_url, temporary_beside, writing_to
 from ziggurat.plain import JSON
 from ziggurat.typed import Count, CountOrNone
@@ -286,12 +287,15 @@ def roll_back(folder: str | Path, *, to: str = "") -> tuple[Pointer, Pointer]:
 
     Raises:
         ConfigError: no published folder, or no such version.
-        ExportError: a file of that version is damaged.
+        ExportError: a file of that version is damaged; or the pointer is damaged, or gone while versions are there.
     """
     from ziggurat.serving.export.export_folder import open_export  # which asks this module where to read
 
     path = Path(folder)
     if not is_published(path):
+        gone = _gone_pointer(path)
+        if gone is not None:
+            raise gone
         raise ConfigError(
             expected="a folder that a stream publishes into",
             found=f"a folder without {POINTER_NAME}" if path.is_dir() else "no such folder",
@@ -363,7 +367,11 @@ def refuse_other_folder(folder: str | Path) -> None:
         )
     refuse_url(folder, error=ConfigError)
     if is_published(path):
-        read_pointer(path)
+        try:
+            read_pointer(path)
+        except ExportError as error:
+            error.ways_out = (*error.ways_out, f"mv {pasted(path)} {pasted(_aside(path, 'damaged'))}")
+            raise
         return
     if not path.exists():
         file = next((each for each in path.absolute().parents if each.exists() and not each.is_dir()), None)
@@ -383,19 +391,79 @@ def refuse_other_folder(folder: str | Path) -> None:
             where=f"--publish {path}",
             ways_out=("--publish exports/live",),
         )
+    gone = _gone_pointer(path)
+    if gone is not None:
+        raise gone
+
+
+def _gone_pointer(folder: Path) -> ExportError | None:
+    """Return the error of a folder that has versions and no pointer; None of any other folder."""
+    if is_published(folder):
+        return None
     # What a publisher leaves that was killed before its first pointer is the one version of number 1.
-    left = [name for name in _listed(path / VERSIONS) if not _LEFT.fullmatch(name)]
-    if left and (left != [version_folder(path, 1).name] or not (version_folder(path, 1) / _MANIFEST).is_file()):
-        raise ExportError(
-            expected=f"{POINTER_NAME} beside versions, which says what they are",
-            found=f"none, and {', '.join(left[:3])} in {VERSIONS}",
-            where=str(path),
-            ways_out=(
-                f"restore {POINTER_NAME} from a copy",
-                "publish into another folder: --publish FOLDER",
-                f"mv {pasted(path / VERSIONS)} {pasted(path.with_name(f'{path.name}-{VERSIONS}'))}",
-            ),
+    left = [name for name in _listed(folder / VERSIONS) if not _LEFT.fullmatch(name)]
+    first = version_folder(folder, 1)
+    if not left or (left == [first.name] and (first / _MANIFEST).is_file()):
+        return None
+    return ExportError(
+        expected=f"{POINTER_NAME} beside versions, which says what they are",
+        found=f"none, and {', '.join(left[:3])} in {VERSIONS}",
+        where=str(folder),
+        ways_out=(
+            f"restore {POINTER_NAME} from a copy",
+            "publish into another folder: --publish FOLDER",
+            f"mv {pasted(folder / VERSIONS)} {pasted(_aside(folder, VERSIONS))}",
+        ),
+    )
+
+
+def _aside(folder: Path, name: str) -> Path:
+    """Return a path beside a folder for what is moved away from it."""
+    # The path "." has no name of its own.
+    folder = folder if folder.name else folder.absolute()
+    return folder.with_name(f"{folder.name}-{name}")
+
+
+def versions_there(folder: Path) -> list[Path]:
+    """Return the folders of the versions that are complete, whether the pointer names them or not; in order."""
+    names = [name for name in _listed(folder / VERSIONS) if _NUMBER.fullmatch(name)]
+    return [folder / VERSIONS / name for name in names if (folder / VERSIONS / name / _MANIFEST).is_file()]
+
+
+class PointerState(StrEnum):
+    """Whether the pointer of a published folder can be read."""
+
+    GOOD = "good"
+    DAMAGED = "damaged"
+    GONE = "gone"
+
+
+def is_followed(folder: Path) -> bool:
+    """Return whether readers follow a folder: it has a pointer, or versions, whose pointer may come back."""
+    return is_published(folder) or (folder / VERSIONS).is_dir()
+
+
+def pointer_state(folder: Path) -> tuple[PointerState, ZigguratError | None]:
+    """Return whether readers can follow a folder, and why not; a folder without versions is followed otherwise.
+
+    Args:
+        folder: published or not.
+    """
+    if not is_followed(folder):
+        return PointerState.GOOD, None
+    if not is_published(folder):
+        error = MissingFileError(
+            expected=f"{POINTER_NAME}, which leads to a version",
+            found="no such file",
+            where=str(folder / POINTER_NAME),
+            ways_out=f"restore {POINTER_NAME} from a copy",
         )
+        return PointerState.GONE, error
+    try:
+        read_pointer(folder)
+    except ZigguratError as error:
+        return PointerState.DAMAGED, error
+    return PointerState.GOOD, None
 
 
 def _listed(folder: Path) -> list[str]:

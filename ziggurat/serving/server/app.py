@@ -43,6 +43,7 @@ from ziggurat.errors import (
 )
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer, Ranked, Recommendations, export_version
+from ziggurat.serving.export.published_folder import PointerState
 from ziggurat.serving.server.admin_socket import is_admin
 from ziggurat.serving.server.arrivals import arrival
 from ziggurat.serving.server.config import ServerConfig
@@ -115,6 +116,7 @@ class ServerApp:
         # Made once: a refusal under load must not cost the making of its text.
         self._shed = _shed_body(config)
         self.draining = False
+        self.pointer: str = PointerState.GOOD  # of the folder that is followed, as the supervisor says
         self._tracing = Tracing() if config.trace else None
         self._shards = shards_of(answerer)
         if self._shards is not None:
@@ -275,6 +277,8 @@ class ServerApp:
         }
         if self.info.published is not None:
             state["published"] = self.info.published_now()
+        if self.pointer != PointerState.GOOD:
+            state["pointer"] = self.pointer
         if self._shards is not None:
             state["shards"] = shards = self._shards.states()
             state["ready"] = not self.draining and any(each["state"] == "up" for each in shards)

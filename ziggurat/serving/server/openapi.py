@@ -451,7 +451,11 @@ def _small_answers() -> dict[str, object]:
         "Readiness": {
             "type": "object",
             "properties": ready
-            | {"published": _ref("Published"), "shards": {"type": "array", "items": _ref("ShardState")}},
+            | {
+                "published": _ref("Published"),
+                "pointer": {"type": "string", "enum": ["damaged", "gone"]},
+                "shards": {"type": "array", "items": _ref("ShardState")},
+            },
             "required": list(ready),
         },
         "ShardState": {

@@ -17,6 +17,7 @@ import pytest
 
 from tests.serving.server.running import Running, running, wait_until, write_export
 from ziggurat.errors import ConfigError
+from ziggurat.runs.stream import tell_server
 from ziggurat.runs.stream.tell_server import ServerToTell
 from ziggurat.serving.export.published_folder import (
     Pointer,
@@ -140,6 +141,36 @@ def test_a_publisher_tells_a_server_or_asks_it(tmp_path: Path, door: str) -> Non
     assert [line.split(",")[0] for line in lines] == ["served     version 2", "served     version 3"]
 
 
+@pytest.mark.parametrize("door", ["socket", "url"])
+def test_a_stream_that_ends_waits_for_the_answer_to_its_last_version(tmp_path: Path, door: str) -> None:
+    live = tmp_path / "export"
+    publish(live, 1)
+    with running(tmp_path, workers=1, poll_s=1800 if door == "socket" else 0.5) as server:
+        lines: list[str] = []
+        place = server.admin_socket if door == "socket" else f"http://127.0.0.1:{server.port}"
+        told = ServerToTell(place, folder=live, say=lines.append)
+        # Slower than the first questions: there is a time in which the stream is over and the server is not yet there.
+        publish(live, 2, load_s=0.5)
+        told.tell(read_pointer(live).newest)
+        told.close()
+    assert [line.split(",")[0] for line in lines] == ["served     version 2"]
+
+
+def test_a_stream_that_ends_before_the_server_has_answered_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tell_server, "_CLOSE_S", 0.3)
+    live = tmp_path / "export"
+    publish(live, 1)
+    lines: list[str] = []
+    told = ServerToTell(str(tmp_path / "none.sock"), folder=live, say=lines.append)
+    told.tell(read_pointer(live).newest)
+    told.close()
+    time.sleep(0.5)
+    assert len(lines) == 1
+    assert "does not answer with version 1: the stream ended before (" in lines[0]
+
+
 def test_a_server_that_is_gone_or_refuses_is_said(tmp_path: Path) -> None:
     live = tmp_path / "export"
     publish(live, 1)
@@ -154,6 +185,7 @@ def test_a_server_that_is_gone_or_refuses_is_said(tmp_path: Path) -> None:
     told.tell(dataclasses.replace(read_pointer(live).newest, number=3))
     wait_until(lambda: len(lines) > 1)
     assert all(line.startswith("warning: ") for line in lines)
+    assert "a later version came first" in lines[1]
     for wrong in ("http://", str(live)):
         with pytest.raises(ConfigError, match="admin socket"):
             ServerToTell.check(wrong)
@@ -185,6 +217,39 @@ def test_no_answer_is_lost_and_none_mixes_versions_while_versions_fly_by(tmp_pat
     newest = itertools.accumulate(versions, max)
     assert all(version >= most - 1 for version, most in zip(versions, newest, strict=True))
     assert len(set(versions)) > 2
+
+
+@pytest.mark.parametrize(("harm", "state"), [("torn", "damaged"), ("lost", "gone")])
+def test_a_pointer_that_cannot_be_followed_is_said_once_and_in_readyz(tmp_path: Path, harm: str, state: str) -> None:
+    live = tmp_path / "export"
+    publish(live, 1)
+    path = live / "published.json"
+    with running(tmp_path, workers=2, poll_s=0.05) as server:
+
+        def states() -> set[str | None]:
+            return {json.loads(server.get("/readyz")[1]).get("pointer") for _ in range(10)}
+
+        assert states() == {None}
+        content = path.read_bytes()
+        if harm == "torn":
+            path.write_bytes(content[:-20])
+        else:
+            path.unlink()
+        wait_until(lambda: states() == {state})
+        # A worker that starts meanwhile says it too.
+        workers = set(server.workers)
+        os.kill(server.workers[0], signal.SIGKILL)
+        wait_until(lambda: len(set(server.workers) - workers) > 0)
+        wait_until(lambda: states() == {state})
+        assert server.get("/readyz")[0] == 200
+        assert good(server) == "v1"
+        assert server.log.read_text().count("cannot be followed, the old version stays") == 1
+        assert "is refused" not in server.log.read_text()
+        path.write_bytes(content)
+        publish(live, 2)
+        wait_until(lambda: good(server) == "v2")
+        wait_until(lambda: states() == {None})
+        assert server.log.read_text().count("is followed again") == 1
 
 
 def test_a_folder_that_is_rolled_back_by_its_verb_is_followed(tmp_path: Path, monkeypatch: Any) -> None:

@@ -40,7 +40,13 @@ from ziggurat.files.system_text import text_of
 from ziggurat.plain import JSON
 from ziggurat.serving.answers import export_version
 from ziggurat.serving.export.export_folder import identity_of
-from ziggurat.serving.export.published_folder import is_published, is_version, served_folder
+from ziggurat.serving.export.published_folder import (
+    PointerState,
+    is_followed,
+    is_version,
+    pointer_state,
+    served_folder,
+)
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import forget_metrics
 from ziggurat.serving.server.processes.child import Backoff, Child, Children
@@ -163,6 +169,7 @@ class Supervisor:
         self._backoff = Backoff()
         self._close_deadline = self._end_deadline = 0.0
         self._last_identity: object = None
+        self._pointer = PointerState.GOOD
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._workers: Children[_Worker] = Children(
@@ -345,6 +352,8 @@ class Supervisor:
         elif "failed" in message:
             self._handle_load_failure(worker, error_from_json(message["failed"]))
         elif "serving" in message:
+            if self._pointer is not PointerState.GOOD:
+                worker.control.send(pointer=self._pointer.value)
             if not self._started and worker.loaded is not None:
                 self._started = True
                 self._served = worker.loaded
@@ -558,15 +567,33 @@ class Supervisor:
 
     def _look_each_s(self) -> float:
         """Seconds between two looks at what the path of the command leads to; 0: nobody looks."""
-        if is_published(self._command):
+        if is_followed(self._command):
             return self.config.poll_s
         return WATCH_S if self.config.watch else 0.0
 
     def _check_export(self) -> None:
+        self._check_pointer()
+        if self._pointer is not PointerState.GOOD:
+            return
         identity = identity_of(self._command)
         # A link that leads nowhere is one that is just being replaced, or a mistake: the served version stays.
         if identity is not None and identity != self._last_identity and self._swap is None and not self._ending:
             self._start_swap(self._command, None, 0)
+
+    def _check_pointer(self) -> None:
+        """Say it once where the pointer of a published folder cannot be followed, and once where it can be again."""
+        state, error = pointer_state(self._command)
+        if state is self._pointer:
+            return
+        self._pointer = state
+        if error is None:
+            _log.info("%s is followed again", quoted(str(self._command)))
+        else:
+            _log.warning(
+                "%s cannot be followed, the old version stays\n%s", quoted(str(self._command)), in_lines(error)
+            )
+        for worker in self._workers_in(self._generation, State.SERVING):
+            worker.control.send(pointer=state.value)
 
     # ---- signals
 

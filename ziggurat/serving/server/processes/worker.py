@@ -315,6 +315,8 @@ class _Worker:
             future = self._pending_swaps.pop(number, None) if isinstance(number, int) else None
             if "drain" in message:
                 self._drain()
+            elif "pointer" in message:
+                self._server.app.pointer = as_text(message["pointer"])
             elif future is None or future.done():
                 continue
             elif "swapped" in message:
