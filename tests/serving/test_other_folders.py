@@ -47,6 +47,23 @@ def test_what_is_no_export_is_said_to_be_what_it_is(
     assert not any("restore" in each for each in refused.value.ways_out)
 
 
+def test_within_a_published_folder_nobody_is_told_to_make_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    touch("live/published.json", "live/publisher.lock", "live/versions/000004/export.json")
+    with pytest.raises(MissingFileError, match="no such version") as refused:
+        read_manifest("live/versions/000005")
+    assert refused.value.ways_out == (
+        "name the folder, which leads to the current one: live",
+        "name another version: live/versions/000004",
+    )
+    Path("live/published.json").unlink()
+    with pytest.raises(MissingFileError, match=r"without published\.json") as refused:
+        read_manifest("live")
+    assert refused.value.ways_out[-1] == "name a version: live/versions/000004"
+
+
 def test_an_empty_folder_is_one(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="an empty folder"):
         read_manifest(tmp_path)

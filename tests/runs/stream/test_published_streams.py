@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -487,9 +488,26 @@ def test_versions_stay_where_their_pointer_is_gone(tmp_path: Path, done: Path) -
         published(tmp_path / "all")
     assert sorted(os.listdir(live / "versions")) == versions
     assert f"mv {live / 'versions'} {tmp_path / 'all/live-versions'}" in caught.value.ways_out
+    with pytest.raises(ExportError, match=r"published\.json beside versions") as refused:
+        roll_back(live)
+    assert refused.value.ways_out == caught.value.ways_out
     (live / "versions").rename(tmp_path / "all/live-versions")
     published(tmp_path / "all")
     assert read_pointer(live).current == 1
+
+
+def test_a_damaged_pointer_is_published_into_again_when_its_folder_was_moved_aside(tmp_path: Path, done: Path) -> None:
+    shutil.copytree(done, tmp_path / "all")
+    live = tmp_path / "all/live"
+    path = live / "published.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ExportError) as caught:
+        published(tmp_path / "all")
+    way = next(each for each in caught.value.ways_out if each.startswith("mv "))
+    subprocess.run(way.split(), check=True)
+    published(tmp_path / "all")
+    assert read_pointer(live).current == 1
+    assert same_bits(whole_state(live), whole_state(version_folder(tmp_path / "all/live-damaged", 6)))
 
 
 def test_an_older_pointer_takes_no_number_again_and_removes_no_version(tmp_path: Path) -> None:

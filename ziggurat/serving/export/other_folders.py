@@ -2,7 +2,8 @@
 
     a file of an export, a folder in it     the export itself
     a run                                   `ziggurat export RUN`
-    a folder that is published into         its first version, which comes
+    a folder that is published into         its first version, which comes; its last one, where the pointer is gone
+    a version that is gone                  the folder that it was published into
     a folder with exports or runs in it     one of them
     prepared data, files of data            train on them first
     anything else                           its first names, and how an export is made
@@ -18,7 +19,13 @@ from pathlib import Path
 from ziggurat.commands import pasted
 from ziggurat.errors import MissingFileError
 from ziggurat.files.table_endings import READ_AS
-from ziggurat.serving.export.published_folder import PUBLISHER_LOCK
+from ziggurat.serving.export.published_folder import (
+    POINTER_NAME,
+    PUBLISHER_LOCK,
+    VERSIONS,
+    is_version,
+    versions_there,
+)
 
 _MANIFEST = "export.json"
 _PARTS = ("chain.json", "golden.json")  # that every export has beside its manifest
@@ -48,6 +55,10 @@ def no_export(given: Path) -> MissingFileError:
 def _what_is_there(given: Path) -> tuple[str, list[str]]:
     """Return what stands at a path, and the ways from there to an export."""
     make = f"make one: ziggurat export RUN --out {pasted(given if not given.exists() else Path('exports/first'))}"
+    if is_version(given) and not given.exists():
+        folder = given.parent.parent
+        others = [f"name another version: {pasted(each)}" for each in versions_there(folder)[-1:]]
+        return "no such version", [f"name the folder, which leads to the current one: {pasted(folder)}", *others]
     if not given.exists():
         return "no such folder", ["correct the path", make]
     around = next((each for each in given.parents if each.name and (each / _MANIFEST).is_file()), None)
@@ -61,6 +72,9 @@ def _what_is_there(given: Path) -> tuple[str, list[str]]:
     if all((given / name).is_file() for name in _BEGUN):
         resume = f"train it on: ziggurat train {pasted(given)} --resume"
         return "the folder of a run that has no checkpoint yet", [resume, "name another run to export"]
+    if (given / VERSIONS).is_dir() and (versions := versions_there(given)):
+        found = f"a folder that a stream published into, without {POINTER_NAME}"
+        return found, [f"restore {POINTER_NAME} from a copy", f"name a version: {pasted(versions[-1])}"]
     if (given / PUBLISHER_LOCK).exists():
         ways = ["wait until its first window is trained", "see what the stream says: run.log in its folder"]
         return "a folder that a stream publishes into, which has no version yet", ways
