@@ -141,7 +141,8 @@ def test_a_run_on_events_is_judged_as_it_was(tmp_path: Path, monkeypatch: pytest
     found = run.evaluate_split("test").metrics
     assert {name: found[name] for name in metrics} == pytest.approx(metrics, abs=1e-6)
     # Which it did not say yet.
-    assert found.keys() - metrics.keys() == {"full_repeated", *(f"full_answered@{k}" for k in (10, 50, 100))}
+    of_users = {"full_user_recall@20", "full_user_ndcg@20"}
+    assert found.keys() - metrics.keys() == {"full_repeated", *(f"full_answered@{k}" for k in (10, 50, 100)), *of_users}
     fingerprint = json.loads(Path("prepared/prepared.json").read_text())["fingerprint"]
     assert open_prepared(Path("prepared"), fingerprint=fingerprint, reused=True).inputs == run.preprocessing.inputs
 
