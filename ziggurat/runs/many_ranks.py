@@ -30,7 +30,6 @@ from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.dispatched import content_of
 from ziggurat.runs.fingerprint import fingerprint
-from ziggurat.runs.planning.rank_order import read_order
 from ziggurat.runs.planning.tower_size import choose_tower_size, cluster_of_ranks
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -230,6 +229,9 @@ class Ranks:
                 where=f"--rank-order {path}",
                 ways_out=("torchrun --nproc-per-node N -m ziggurat train …", '--rank-order "" trains without one'),
             )
+        # Here: scipy is not needed by those who train without an order.
+        from ziggurat.runs.planning.rank_order import read_order
+
         found = read_order(path, self._agreement)
         self.order_reason = found.describe()
         # Where none gains, ranks still go host after host, by the hosts that were found: towers need them together.
