@@ -152,8 +152,9 @@ def test_ctrl_c_that_an_import_swallows_is_no_error_of_the_program(
         raise AttributeError("a mistake of ours")
 
     monkeypatch.setattr("ziggurat.recipes.catalogue.recipe_named", broken)
-    with pytest.raises(AttributeError, match="a mistake of ours"):
-        main(["train", "movielens_dlrm"])
+    # Code outside of the package, as that of this file is, is named in four parts, and not taken for Ctrl-C.
+    assert main(["train", "movielens_dlrm"]) not in (0, 130)
+    assert "a mistake of ours" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

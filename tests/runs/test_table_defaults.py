@@ -164,8 +164,7 @@ def test_what_the_command_line_names_wins(tmp_path: Path, monkeypatch: pytest.Mo
     files = ["--data.train", str(tmp_path / "few.parquet"), "--schema", str(tmp_path / "my.toml")]
     sgd = ["--model.embedding.optimizer", "sgd"]
     for given in ([], ["--batch-size", "77", "--model.top.hidden-dims", "5"], sgd):
-        with pytest.raises(TakenError):
-            main(["train", "table_dlrm", *files, *given])
+        assert main(["train", "table_dlrm", *files, *given]) != 0
     first, second, third = taken
     assert (sizes_of(first), first.training.loader.batch_size) == (SMALL_DLRM, FEW_BATCH)
     assert second.training.loader.batch_size == 77

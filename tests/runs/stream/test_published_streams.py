@@ -467,14 +467,14 @@ def test_folders_that_nobody_can_publish_into_are_refused_before_anything_is_rea
         (str(tmp_path / "letters"), "one.txt"),
         (str(tmp_path / "a.parquet"), "a file"),
         (str(tmp_path / "letters/one.txt/live"), "a file"),
-        (str(tmp_path / "run/stream/live"), "whose files the stream reads"),
+        (str(tmp_path / "run/stream/live"), "whose files are read"),
         (str(tmp_path / "foreign"), r"000001 in versions"),
     ):
         with pytest.raises((ConfigError, ExportError), match=words):
             published(tmp_path, folder=folder)
         assert not (tmp_path / "run").exists()
     config = config_of(tmp_path)
-    with pytest.raises(ConfigError, match="whose files the stream reads"):
+    with pytest.raises(ConfigError, match="whose files are read"):
         published(tmp_path, config=config)
     assert (tmp_path / "foreign/versions/000001/one.txt").read_text() == "mine"
 
