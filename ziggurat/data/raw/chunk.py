@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ziggurat.data.raw.bad_rows import place
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, place
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.written_numbers import PLAIN_NUMBERS, WrittenColumns, WrittenNumbers
 from ziggurat.features.number_marks import NumberColumn
@@ -102,6 +102,28 @@ class RawChunk:
     def where(self, index: int, *, column: str = "") -> str:
         """File, line, row and column of row `index` of the chunk, in words."""
         return place(self.path, row=int(self.file_rows[index]), line=self.line(index), column=column)
+
+    def bad_row(
+        self,
+        index: int,
+        *,
+        column: str,
+        reason: BadReason,
+        expected: str,
+        found: str = "",
+        ways_out: tuple[str, ...] = (),
+    ) -> BadRow:
+        """Return row `index` of the chunk as one that cannot be used; see `BadRow`."""
+        return BadRow(
+            path=self.path,
+            row=int(self.file_rows[index]),
+            line=self.line(index),
+            column=column,
+            reason=reason,
+            expected=expected,
+            found=found,
+            ways_out=ways_out,
+        )
 
     def filter(self, keep: np.ndarray) -> RawChunk:
         """The rows where the (N,) mask `keep` is true; numbers and lines go with them."""

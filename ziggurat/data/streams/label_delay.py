@@ -38,7 +38,7 @@ from ziggurat.data.encoded.records import ROW_COLUMN, encoded_schema, extra_colu
 from ziggurat.data.preprocess.values.cells import Faults, with_nulls, with_truths
 from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
 from ziggurat.data.preprocess.values.times import readable_times
-from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, nearest_names
 from ziggurat.features.inputs import ExtraSpec, InputSpec
@@ -321,14 +321,15 @@ def label_times(
         if is_positive[index]:
             expected += ", of a positive"
             ways = ("write when the positive came",)
-        bad_rows.report(_bad(chunk, index, config=config, reason=BadReason.MISSING, expected=expected, ways_out=ways))
+        bad_rows.report(
+            chunk.bad_row(index, column=config.column, reason=BadReason.MISSING, expected=expected, ways_out=ways)
+        )
     is_early = known < times
     for index in np.flatnonzero(is_early).tolist():
         bad_rows.report(
-            _bad(
-                chunk,
+            chunk.bad_row(
                 index,
-                config=config,
+                column=config.column,
                 reason=BadReason.EARLY_LABEL,
                 expected=f"a label that is known at the time of its row, {clock.shown(times[index])}, or later",
                 found=clock.shown(known[index]),
@@ -363,28 +364,6 @@ def labels_ahead(chunk: RawChunk, *, clock: Clock, config: DelayConfig, latest_s
     latest = latest_s * clock.per_second
     reach = times + config.attribution_s * clock.per_second
     return int(((times <= latest) & (known > np.maximum(latest, reach))).sum())
-
-
-def _bad(
-    chunk: RawChunk,
-    index: int,
-    *,
-    config: DelayConfig,
-    reason: BadReason,
-    expected: str,
-    found: str = "",
-    ways_out: tuple[str, ...],
-) -> BadRow:
-    return BadRow(
-        path=chunk.path,
-        row=int(chunk.file_rows[index]),
-        line=chunk.line(index),
-        column=config.column,
-        reason=reason,
-        expected=expected,
-        found=found,
-        ways_out=ways_out,
-    )
 
 
 def inputs_with_state(inputs: InputSpec) -> InputSpec:

@@ -24,7 +24,7 @@ from jaxtyping import Float64, Int64
 
 from ziggurat.data.preprocess.values.time_units import is_modern, of_another_unit, per_second, unit_of
 from ziggurat.data.preprocess.values.times import kind_of_times, readable_times, time_keys, with_date_order
-from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.label_delay import DelayConfig
 from ziggurat.errors import ConfigError, DataError
@@ -197,10 +197,8 @@ class Clock:
         """Report a row whose time is in another unit."""
         expected, found = self._units(time)
         bad_rows.report(
-            BadRow(
-                path=chunk.path,
-                row=int(chunk.file_rows[index]),
-                line=chunk.line(index),
+            chunk.bad_row(
+                index,
                 column=self.column,
                 reason=BadReason.OTHER_UNIT,
                 expected=expected,
@@ -233,10 +231,8 @@ class Clock:
             time = float(keys[index])
             keys[index] = np.nan
             bad_rows.report(
-                BadRow(
-                    path=chunk.path,
-                    row=int(chunk.file_rows[index]),
-                    line=chunk.line(index),
+                chunk.bad_row(
+                    index,
                     column=self.column,
                     reason=BadReason.IN_FUTURE,
                     expected=f"times up to {self.shown(math.floor(latest_s) * self.per_second)}, a day from now",

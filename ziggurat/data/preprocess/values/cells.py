@@ -68,15 +68,8 @@ class Faults:
         """Note the cell in row `index` of the chunk, unless the row has a fault already."""
         # The first one alone: a bad row is reported once, whatever else is wrong with it.
         if index not in self.found:
-            self.found[index] = BadRow(
-                path=self.chunk.path,
-                row=int(self.chunk.file_rows[index]),
-                line=self.chunk.line(index),
-                column=column,
-                reason=reason,
-                expected=expected,
-                found=str(found),
-                ways_out=ways_out,
+            self.found[index] = self.chunk.bad_row(
+                index, column=column, reason=reason, expected=expected, found=str(found), ways_out=ways_out
             )
 
     def report(self, bad_rows: BadRows) -> np.ndarray:
