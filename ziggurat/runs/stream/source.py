@@ -328,8 +328,9 @@ class StreamWindows:
         labels = self._named_files(self._labels)
         if self._follow is None:
             return rows, labels
-        whole = self._whole_files([*rows, *labels])
-        return [path for path in whole if path in set(rows)], [path for path in whole if path in set(labels)]
+        # Once for both, for their names are shown together; a folder that is followed may have thousands of files.
+        whole = set(self._whole_files([*rows, *labels]))
+        return [path for path in rows if path in whole], [path for path in labels if path in whole]
 
     def _named_files(self, named: Sequence[str]) -> Sequence[DataPath]:
         """All files that are there."""
