@@ -131,16 +131,29 @@ def _hosts(pairs: PairTimes, levels: Sequence[Level], machines: Sequence[str]) -
     return _renamed(lowest, "host") if is_memory else None
 
 
+def cluster_tree(matrix: Matrix) -> tuple[NDArray[np.float64], float]:
+    """Return the tree of clusters over the logarithms of times, as scipy's linkage, and the least logarithm.
+
+    Args:
+        matrix: (N, N) times between ranks.
+
+    Returns:
+        The tree, whose heights are above the least logarithm: linkage wants distances from 0 on.
+    """
+    is_apart = ~np.eye(len(matrix), dtype=bool)
+    logs = np.log(np.where(is_apart, matrix, 1.0))
+    least = float(logs[is_apart].min())
+    distances = logs - least
+    np.fill_diagonal(distances, 0.0)
+    return linkage(squareform(distances, checks=False), "average"), least
+
+
 def _partitions(matrix: Matrix) -> list[tuple[int, ...]]:
     """Return the groups of every rank at each level of a matrix of times, finest first."""
     size = len(matrix)
     if size < 3:
         return []
-    distances = np.log(np.where(np.eye(size, dtype=bool), 1.0, matrix))
-    # Linkage wants distances from 0 on; only their differences count here.
-    distances -= distances[~np.eye(size, dtype=bool)].min()
-    np.fill_diagonal(distances, 0.0)
-    tree = linkage(squareform(distances, checks=False), "average")
+    tree, _ = cluster_tree(matrix)
     heights = tree[:, 2]
     found = []
     for merges in range(1, size - 1):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.cluster.hierarchy import dendrogram, linkage
-from scipy.spatial.distance import squareform
+from scipy.cluster.hierarchy import dendrogram
 
 from ziggurat.files import write_figure
+from ziggurat.planning.rank_order.levels import cluster_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,17 +75,13 @@ def _label(axes: Axes, ranks: Sequence[int]) -> None:
 
 def _draw_tree(axes: Axes, order: RankOrder) -> None:
     times = order.pairs.long_ms
-    logs = np.log(np.where(np.eye(len(times), dtype=bool), 1.0, times))
-    least = float(logs[~np.eye(len(times), dtype=bool)].min())
-    # From 0 on, as linkage wants distances; the labels are turned back into ms.
-    logs = logs - least
-    np.fill_diagonal(logs, 0.0)
-    tree = linkage(squareform(logs, checks=False), "average")
+    tree, least = cluster_tree(times)
     has_labels = len(times) <= _MAX_LABELS
     tree[:, 2] = np.maximum(tree[:, 2], 1e-9)
     dendrogram(tree, ax=axes, no_labels=not has_labels, color_threshold=0.0, above_threshold_color="tab:blue")
     # Ranks that are all equally far have a tree of height 0, of which matplotlib would complain.
     axes.set_ylim(0.0, max(1.1 * float(tree[-1, 2]), 0.1))
+    # Heights are logarithms: the labels are turned back into ms.
     axes.yaxis.set_major_formatter(lambda value, _: f"{np.exp(value + least):.3g}")
     axes.set_ylabel("ms")
     levels = [f"{level.num_groups} × {level.name} ({level.confidence:.2f})" for level in order.levels]
