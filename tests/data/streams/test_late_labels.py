@@ -69,12 +69,14 @@ def trained_in(arrivals: Arrivals) -> dict[str, dict[str, list[tuple[Any, ...]]]
     found: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
     for window in arrivals.journal.done:
         parts: dict[str, list[tuple[Any, ...]]] = {"scored": []}
+        labelled = 0
         for chunk in arrivals.chunks(window):
             parts["scored"] += rows_of(chunk.global_rows, chunk.frame)
+            labelled += int(arrivals.known_labels(chunk, window).sum())
         for state, chunk in arrivals.lessons(window):
             parts.setdefault(state.value, []).extend(rows_of(chunk.global_rows, chunk.frame))
         found[window.name] = {name: sorted(rows) for name, rows in parts.items()}
-        found[window.name]["labelled"] = [(window.labelled,)]
+        found[window.name]["labelled"] = [(labelled,)]
     return found
 
 
