@@ -17,6 +17,7 @@ import torch
 
 import ziggurat as zg
 from tests.killing import kill_after, mark_begin, wait_for_begin
+from tests.runs.stream.harmed_parts import flip, remove, remove_version
 from tests.runs.stream.test_killed_streams import Moments, assert_same_streams
 from tests.runs.stream.test_stream_runs import DAY, SCHEMA, START, config_of, events, weights_of
 from tests.runs.stream.test_taught_streams import StopsIn, by_day
@@ -247,14 +248,6 @@ def test_a_stream_is_killed_beside_a_teacher_that_logs_vectors(base: Path) -> No
     assert_same_streams(base / "cut", base / "whole", num_rows=400)
 
 
-def _remove(part: Path) -> None:
-    part.unlink()
-
-
-def _remove_version(part: Path) -> None:
-    shutil.rmtree(part.parent)
-
-
 def _log_other_vectors(part: Path) -> None:
     """Log the version anew with other vectors and the same scores."""
     version = VersionFolder.open(part.parent)
@@ -265,13 +258,7 @@ def _log_other_vectors(part: Path) -> None:
     VersionFolder.begin(part.parents[2], version.facts).write_part(ids, logits, vectors ^ 1, keys=keys, times=times)
 
 
-def _flip(part: Path) -> None:
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-
-
-@pytest.mark.parametrize("harm", [_remove, _remove_version, _log_other_vectors, _flip])
+@pytest.mark.parametrize("harm", [remove, remove_version, _log_other_vectors, flip])
 def test_the_vectors_of_a_half_trained_window_must_be_there(base: Path, harm: Callable[[Path], None]) -> None:
     config = student(base, checkpoint_every=1)
     cut = stream_run(config, folder=base / "live", stream=BY_DAY, hooks=[StopsIn(8)])

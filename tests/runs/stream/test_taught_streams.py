@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ziggurat as zg
+from tests.runs.stream.harmed_parts import flip, remove, remove_version
 from tests.runs.stream.test_killed_streams import Moments, assert_same_streams
 from tests.runs.stream.test_stream_runs import DAY, SCHEMA, START, config_of, content_of, events, same, weights_of
 from ziggurat.cli.main import main
@@ -247,14 +248,6 @@ class StopsIn(Hook):
             trainer.stop("enough")
 
 
-def _remove(part: Path) -> None:
-    part.unlink()
-
-
-def _remove_version(part: Path) -> None:
-    shutil.rmtree(part.parent)
-
-
 def _log_another(part: Path) -> None:
     """Log the version anew, with other scores: its own list has the digests of these."""
     version = VersionFolder.open(part.parent)
@@ -267,20 +260,14 @@ def _copy_by_another_program(part: Path) -> None:
     pl.read_parquet(part).write_parquet(part)
 
 
-def _flip(part: Path) -> None:
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("harm", "found"),
     [
-        (_remove, "gone"),
-        (_remove_version, "gone"),
+        (remove, "gone"),
+        (remove_version, "gone"),
         (_log_another, "another content"),
         (_copy_by_another_program, "another content"),
-        (_flip, "another content"),
+        (flip, "another content"),
     ],
 )
 def test_what_a_half_trained_window_was_joined_with_must_be_there(
@@ -297,7 +284,7 @@ def test_what_a_half_trained_window_was_joined_with_must_be_there(
         stream_run(config, folder=base / "live", stream=StreamConfig(by="day"))
     assert "new/part-00000.parquet" in str(error.value)
     # What the list of the version refuses is refused whatever the window.
-    assert ("2000-05-03" in str(error.value)) is (harm not in (_copy_by_another_program, _flip))
+    assert ("2000-05-03" in str(error.value)) is (harm not in (_copy_by_another_program, flip))
     # The way out: the part as it was; that an old version is gone by now matters to nobody.
     shutil.rmtree(base / "teacher")
     shutil.copytree(base / "kept", base / "teacher")
@@ -317,7 +304,7 @@ def _take_from_another_version(part: Path) -> None:
     shutil.copy(part.parents[1] / "new/part-00000.parquet", part)
 
 
-@pytest.mark.parametrize("harm", [_remove, _flip, _add, _truncate, _take_from_another_version])
+@pytest.mark.parametrize("harm", [remove, flip, _add, _truncate, _take_from_another_version])
 def test_a_window_that_opens_for_the_first_time_is_joined_with_whole_versions_alone(
     base: Path, harm: Callable[[Path], None]
 ) -> None:
