@@ -75,7 +75,8 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     """Measure products, steps and sampled products."""
     options = options or parse_options([])
     users, items = pairs(options.source, quick=quick)
-    num_users, num_items = int(users.max()) + 1, int(items.max()) + 1
+    num_users = int(users.max()) + 1
+    num_items = int(items.max()) + 1
     graph = user_item_graph(users, items, num_users=num_users, num_items=num_items)
     rounds = 5 if quick else 21
     where = "Gowalla" if options.source else "a made graph"
@@ -116,7 +117,8 @@ def pairs(source: str, *, quick: bool) -> tuple[Tensor, Tensor]:
         return by_popularity(frame["user_id"].to_torch().long()), by_popularity(frame["item_id"].to_torch().long())
     shrink = 10 if quick else 1
     rng = np.random.default_rng(0)
-    num_users, num_items = USERS // shrink, ITEMS // shrink
+    num_users = USERS // shrink
+    num_items = ITEMS // shrink
     popular = 1.0 / np.arange(1, num_items + 1)
     items = rng.choice(num_items, EDGES // shrink, p=popular / popular.sum())
     users = np.minimum((num_users * rng.random(EDGES // shrink) ** 1.5).astype(np.int64), num_users - 1)
@@ -245,7 +247,9 @@ class PlainLightGCN(nn.Module):
             layers.append(layer)
         means = torch.stack(layers, dim=1).mean(dim=1)
         of_users, of_items = means.split([self.users.num_embeddings, self.items.num_embeddings])
-        user, item, negative = of_users[users], of_items[items], of_items[negatives]
+        user = of_users[users]
+        item = of_items[items]
+        negative = of_items[negatives]
         first = (self.users(users), self.items(items), self.items(negatives))
         penalty = 0.5 * sum(each.square().sum() for each in first) / len(users)
         return F.softplus((user * negative).sum(1) - (user * item).sum(1)).mean() + 1e-4 * penalty

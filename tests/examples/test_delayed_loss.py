@@ -41,7 +41,8 @@ def test_with_all_positives_late_it_is_the_weighted_loss_of_the_package(module: 
 
 
 def test_it_is_still_at_the_true_probability(module: Any) -> None:
-    p, share = 0.2, 0.4
+    p = 0.2
+    share = 0.4
     for shift, is_still in ((0.0, True), (0.5, False)):
         logit = torch.tensor([p], dtype=torch.float64).logit() + shift
         logit.requires_grad_()

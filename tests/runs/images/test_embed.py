@@ -173,7 +173,8 @@ def test_a_scale_model_picks_each_pictures_resolution_and_bytes(shop: Path, tmp_
         wanted = thumbnail if choice == 0 else backbone(torch.from_numpy(file.pixels(64, num_scans=5))[None])
         torch.testing.assert_close(torch.tensor(vector), wanted[0], rtol=1e-5, atol=1e-6)
         assert read == file.bytes_read
-    small, large = done.resolutions[32], done.resolutions[64]
+    small = done.resolutions[32]
+    large = done.resolutions[64]
     assert done.flops == (small + large) * backbone.flops(32) + large * backbone.flops(64)
     assert done.bytes_read - sum(refused_bytes(shop)) == table["bytes_read"].sum() < done.bytes_there
 

@@ -240,7 +240,8 @@ def test_recall_and_ndcg_of_users(seed):
         lists_QK = torch.zeros(len(ranks_Q), 5, dtype=torch.int64)
         is_repeated_Q = torch.zeros(len(ranks_Q), dtype=torch.bool)
         sums.add(ranks_Q, lists_QK, weights[some], is_repeated_Q=is_repeated_Q, units_Q=users[some])
-    recalls, ndcgs = [], []
+    recalls = []
+    ndcgs = []
     for user in range(1, 30):
         own = [r for r, u, w in zip(ranks, users, weights[:, 0].tolist(), strict=True) if u == user and w]
         hits = [r for r in own if 0 < r <= 20]

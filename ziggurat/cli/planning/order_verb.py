@@ -94,8 +94,9 @@ def _print_compared(compared: OrderNow, found: RankOrder, out: str) -> None:
     verdict = "STALE, replaced" if compared.is_stale else "still good"
     print_line(f"the order in {out}: {verdict}: {'; '.join(compared.reasons)}")
     pairs = found.world_size * (found.world_size - 1) // 2
-    slower, faster = compared.slower_pairs, compared.faster_pairs
-    print_line(f"of {pairs:,} pairs, {slower:,} take twice as long as then or more, {faster:,} half as long or less")
+    slower = f"{compared.slower_pairs:,} take twice as long as then or more"
+    faster = f"{compared.faster_pairs:,} half as long or less"
+    print_line(f"of {pairs:,} pairs, {slower}, {faster}")
 
 
 def _print(found: RankOrder, options: argparse.Namespace) -> None:

@@ -279,7 +279,8 @@ class LightGCN(Model):
             # Two lookups, as with layers: a rank without samples takes part in the exchanges of the others.
             first_BD = self.embeddings.vectors(self._tables[0], users_B)
             both_2BD = self.embeddings.vectors(self._tables[1], torch.cat([items_B, negatives_B]))
-            item_BD, negative_BD = both_2BD.split(batch.batch_size) if batch.batch_size else (both_2BD, both_2BD)
+            item_BD = both_2BD[: batch.batch_size]
+            negative_BD = both_2BD[batch.batch_size :]
             first = torch.cat([first_BD, item_BD, negative_BD])
             return {"user": first_BD, "item": item_BD, "negative": negative_BD, "first": first}
         graph = self._graph_on(batch.dense.device)
@@ -368,7 +369,7 @@ class LightGCN(Model):
         return self._pairs[places_B] == pairs_B
 
     def _is_known(self, batch: Batch) -> Tensor:
-        """Whether user and item have rows of their own: the reserved ones are no nodes."""
+        """Return which samples have a user and an item with rows of their own: the reserved ones are no nodes."""
         rows = batch.single
         return (rows[self._user] >= NUM_RESERVED_ROWS) & (rows[self._item] >= NUM_RESERVED_ROWS)
 

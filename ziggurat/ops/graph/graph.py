@@ -51,7 +51,7 @@ class Graph:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Return the device of its tensors."""
         return self.offsets.device
 
     def rows_of_edges(self) -> Int64[Tensor, "E"]:

@@ -41,7 +41,7 @@ RANK_ORDER = Format(
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Machine:
-    """What a rank says of where it runs.
+    """The machine that a rank says it runs on.
 
     Args:
         name: of the host.
@@ -67,7 +67,7 @@ class Machine:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class OrderCost:
-    """What the given and the found order cost one collective, in numbers to compare; see `algorithms.py`."""
+    """Costs of the given and the found order for one collective, in numbers to compare; see `algorithms.py`."""
 
     algorithm: str
     given_ms: float
@@ -268,7 +268,7 @@ class RankOrder:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class OrderNow:
-    """How an order fares in a newer probe of its job.
+    """The verdict on an order by a newer probe of its job.
 
     Args:
         is_stale: True if the order should be replaced.

@@ -98,7 +98,8 @@ def find_order(
     best, best_ms = _exact(space) if is_exact else _local(space, given_order, config)
     # Rounding must not change an order that is as good.
     if best_ms >= given_ms * (1 - 1e-9) and np.isfinite(space.costs(given_order[None])[0]):
-        best, best_ms = given_order, given_ms
+        best = given_order
+        best_ms = given_ms
     return FoundOrder(
         order=tuple(int(rank) for rank in best), cost_ms=best_ms, given_cost_ms=given_ms, is_exact=is_exact
     )

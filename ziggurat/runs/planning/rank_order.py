@@ -150,7 +150,7 @@ def _given_order(world_size: int) -> tuple[int, ...]:
 
 
 class _Found(TypedDict):
-    """What rank 0 found, as plain data: the order without its times, and how the last one fares."""
+    """The result of rank 0, as plain data: the order without its times, and how the last one fares."""
 
     order: JSON
     compared: JSON
@@ -164,7 +164,6 @@ def _found(
     given: Sequence[int],
     last: str | Path,
 ) -> _Found:
-    # On one rank: a search that ends by its clock may end elsewhere on another.
     order = make_order(
         pairs,
         machines,

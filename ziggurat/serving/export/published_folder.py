@@ -431,7 +431,7 @@ def versions_there(folder: Path) -> list[Path]:
 
 
 class PointerState(StrEnum):
-    """Whether the pointer of a published folder can be read."""
+    """State of the pointer of a published folder."""
 
     GOOD = "good"
     DAMAGED = "damaged"
