@@ -62,6 +62,23 @@ class KillAt(NoProgress):
             raise KilledError
 
 
+class Phases(NoProgress):
+    """Keeps the name of each phase that was shown, once for each run of updates under it."""
+
+    def __init__(self) -> None:
+        self.what = ""
+        self.shown: list[str] = []
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        del total
+        self.what = what
+
+    def update(self, done: int, *, note: str = "", total: int | None = None) -> None:
+        del done, note, total
+        if self.shown[-1:] != [self.what]:
+            self.shown.append(self.what)
+
+
 def make(
     folder: Path,
     *,
@@ -100,6 +117,19 @@ def test_learns_and_writes_its_log(tmp_path: Path) -> None:
     assert kinds.count("valid") == 3
     assert kinds.count("train") == 48 // 7
     assert json.loads((tmp_path / "evaluations" / "valid.json").read_text())["metrics"]["auc"] == after
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_each_epoch_is_shown_by_its_number(validates: bool, tmp_path: Path) -> None:
+    train = tiny_dataset(1000)
+    phases = Phases()
+    valid = tiny_dataset(300, seed=1) if validates else None
+    model = build_model(SMALL, train.inputs, seed=3)
+    Trainer(model, config=CONFIG, train=train, valid=valid, folder=tmp_path, progress=phases).fit()
+    epochs = [each for each in phases.shown if each.startswith("epoch")]
+    assert list(dict.fromkeys(epochs)) == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    steps_of_epoch = phases.shown.index("epoch 2/3")
+    assert "epoch 1/3" not in phases.shown[steps_of_epoch:]
 
 
 @pytest.mark.parametrize("kills", [(1,), (16,), (17, 33), (5, 6, 40), (47,), (48,)])

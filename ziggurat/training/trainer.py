@@ -696,6 +696,10 @@ class Trainer:
     def _end_pass(self) -> None:
         self.position.epoch += 1
         self.position.step_in_epoch = 0
+        if self._showing:
+            # Without validation data no evaluation comes between: the next epoch begins a display of its own.
+            self.progress.end()
+            self._showing = False
 
     def _train_on(self, fed: Fed, *, ledger: Ledger | SharedLedger, begin: float) -> MadeStep:
         """Make one step.
