@@ -38,7 +38,9 @@ from ziggurat.models import DIEN as DIEN
 from ziggurat.models import DIN as DIN
 from ziggurat.models import DLRM as DLRM
 from ziggurat.models import DNN as DNN
+from ziggurat.models import ESMM as ESMM
 from ziggurat.models import MODEL_CONFIGS as MODEL_CONFIGS
+from ziggurat.models import PLE as PLE
 from ziggurat.models import AutoInt as AutoInt
 from ziggurat.models import AutoIntConfig as AutoIntConfig
 from ziggurat.models import BSTConfig as BSTConfig
@@ -52,6 +54,7 @@ from ziggurat.models import DINConfig as DINConfig
 from ziggurat.models import DLRMConfig as DLRMConfig
 from ziggurat.models import DNNConfig as DNNConfig
 from ziggurat.models import Embedded as Embedded
+from ziggurat.models import ESMMConfig as ESMMConfig
 from ziggurat.models import FinalMLP as FinalMLP
 from ziggurat.models import FinalMLPConfig as FinalMLPConfig
 from ziggurat.models import FinalNet as FinalNet
@@ -65,6 +68,8 @@ from ziggurat.models import LossSums as LossSums
 from ziggurat.models import MaskNet as MaskNet
 from ziggurat.models import MaskNetConfig as MaskNetConfig
 from ziggurat.models import MLPConfig as MLPConfig
+from ziggurat.models import MMoE as MMoE
+from ziggurat.models import MMoEConfig as MMoEConfig
 from ziggurat.models import Model as Model
 from ziggurat.models import ModelConfig as ModelConfig
 from ziggurat.models import NextItem as NextItem
@@ -72,6 +77,7 @@ from ziggurat.models import NextItemConfig as NextItemConfig
 from ziggurat.models import OneTrans as OneTrans
 from ziggurat.models import OneTransConfig as OneTransConfig
 from ziggurat.models import Outputs as Outputs
+from ziggurat.models import PLEConfig as PLEConfig
 from ziggurat.models import RankMixer as RankMixer
 from ziggurat.models import RankMixerConfig as RankMixerConfig
 from ziggurat.models import SequenceRanker as SequenceRanker

@@ -18,8 +18,11 @@ from ziggurat.errors import ConfigError
 from ziggurat.models import (
     MODEL_CONFIGS,
     DINConfig,
+    ESMMConfig,
     LightGCNConfig,
+    MMoEConfig,
     NextItemConfig,
+    PLEConfig,
     SequenceRankerConfig,
     TwoTowerConfig,
     build_model,
@@ -224,6 +227,10 @@ WITHOUT_SETTINGS = (
     LightGCNConfig,
     NextItemConfig,
     SequenceRankerConfig,
+    # Of several labels, which no compared data set has.
+    MMoEConfig,
+    PLEConfig,
+    ESMMConfig,
 )
 
 

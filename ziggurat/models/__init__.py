@@ -49,6 +49,8 @@ from ziggurat.models.dlrm import DLRMConfig as DLRMConfig
 from ziggurat.models.dlrm import Interaction as Interaction
 from ziggurat.models.dnn import DNN as DNN
 from ziggurat.models.dnn import DNNConfig as DNNConfig
+from ziggurat.models.esmm import ESMM as ESMM
+from ziggurat.models.esmm import ESMMConfig as ESMMConfig
 from ziggurat.models.finalmlp import FinalMLP as FinalMLP
 from ziggurat.models.finalmlp import FinalMLPConfig as FinalMLPConfig
 from ziggurat.models.finalmlp import Selection as Selection
@@ -65,6 +67,10 @@ from ziggurat.models.logistic_regression import LogisticRegressionConfig as Logi
 from ziggurat.models.masknet import MaskNet as MaskNet
 from ziggurat.models.masknet import MaskNetConfig as MaskNetConfig
 from ziggurat.models.masknet import MaskStructure as MaskStructure
+from ziggurat.models.mmoe import MMoE as MMoE
+from ziggurat.models.mmoe import MMoEConfig as MMoEConfig
+from ziggurat.models.ple import PLE as PLE
+from ziggurat.models.ple import PLEConfig as PLEConfig
 from ziggurat.models.retrieval.encoders import EncoderConfig as EncoderConfig
 from ziggurat.models.retrieval.encoders import EncoderInteraction as EncoderInteraction
 from ziggurat.models.retrieval.encoders import ItemEncoder as ItemEncoder

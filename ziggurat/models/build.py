@@ -33,11 +33,14 @@ from ziggurat.models.dhen import DHENConfig
 from ziggurat.models.din import DINConfig
 from ziggurat.models.dlrm import DLRMConfig
 from ziggurat.models.dnn import DNNConfig
+from ziggurat.models.esmm import ESMMConfig
 from ziggurat.models.finalmlp import FinalMLPConfig
 from ziggurat.models.finalnet import FinalNetConfig
 from ziggurat.models.graph.lightgcn import LightGCNConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
+from ziggurat.models.mmoe import MMoEConfig
+from ziggurat.models.ple import PLEConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.ranker import SequenceRankerConfig
@@ -119,6 +122,9 @@ BuiltInConfig = (
     | MaskNetConfig
     | FinalMLPConfig
     | FinalNetConfig
+    | MMoEConfig
+    | PLEConfig
+    | ESMMConfig
     | DINConfig
     | DIENConfig
     | BSTConfig

@@ -79,6 +79,6 @@ def start_at_base_rates(model: Model, prepared: PreparedData) -> str:
     if len(biases) != len(found.names):
         return f"50 %: {type(model).__name__} names no bias of its output (Model.output_biases)"
     with torch.no_grad():
-        for bias, logit in zip(biases, found.logits, strict=True):
-            bias.add_(logit)
+        for bias, start in zip(biases, model.starting_biases(found.logits), strict=True):
+            bias.add_(start)
     return f"the share of positives: {', '.join(known)}"

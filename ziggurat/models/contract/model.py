@@ -438,10 +438,22 @@ class Model(nn.Module, ABC):
     def output_biases(self) -> Sequence[Tensor]:
         """Views of parameters whose change by 1 moves the logit of a label by 1 in every sample, one for each label.
 
+        Where logits are made of what such parameters move (a funnel), `starting_biases` says how.
+
         A new run starts at the share of positives by them (`TrainingConfig.start_at_base_rate`). () where there are
         none, or nobody knows them: the run then starts at 50 %, and says so.
         """
         return ()
+
+    def starting_biases(self, logits: Sequence[float]) -> Sequence[float]:
+        """Return what to add to `output_biases` for a model that starts at these logits: the logits themselves.
+
+        A model whose logits are made of what the biases move (a funnel) returns others.
+
+        Args:
+            logits: of each label, where nothing else is known.
+        """
+        return logits
 
     def closing_maps(self) -> Sequence[nn.Linear]:
         """Return the linear maps from the final representation to the logits of the labels, in their order.
