@@ -30,6 +30,21 @@ LONG = (
     "tests/end_to_end/test_towers.py",
 )
 
+# What ranks of tests import beside what all ranks do: half of the CPU time of a rank that trains by the command line.
+LOADED_ONCE = (
+    "fsspec.core",
+    "pyarrow.dataset",
+    "rich.live",
+    "rich.progress",
+    "rich.table",
+    "scipy.cluster.hierarchy",
+    "scipy.stats",
+    "tensorboard.summary",
+    "tomlkit",
+    "ziggurat.cli.verbs",
+    "tests.undrawn_reports",
+)
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +62,7 @@ def pytest_collection_finish() -> None:
     if "torch" in sys.modules:
         from ziggurat.testing.ranks import preload
 
-        preload()
+        preload(*LOADED_ONCE)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +70,15 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest) -> None:
+    """Figures of reports are drawn in tests marked `draws` alone; a process that writes no report loads no matplotlib."""
+    if page := sys.modules.get("ziggurat.training.report.page"):
+        from tests.undrawn_reports import drawn, undrawn
+
+        page._svg = drawn if request.node.get_closest_marker("draws") else undrawn
 
 
 @pytest.fixture(scope="session")

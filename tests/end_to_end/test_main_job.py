@@ -46,6 +46,7 @@ def run(*arguments: str) -> None:
     assert main(list(arguments)) == 0
 
 
+@pytest.mark.draws
 def test_the_whole_story(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("data", "inspect", "events.parquet", "--write-schema", "my.toml")
     schema = ziggurat.read_schema("my.toml")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,29 +26,65 @@ def installed(folder: Path, points: str) -> None:
     (info / "entry_points.txt").write_text(points)
 
 
-def ziggurat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), str(REPOSITORY), str(REPOSITORY / "examples" / "extensions")])
-    command = [sys.executable, "-m", "ziggurat", *arguments]
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def ziggurat(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return started(folder, "-m", "ziggurat", *arguments)
+
+
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, sys
+from ziggurat.cli.main import main
+
+said = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            status = main(arguments)
+        except SystemExit as end:  # of --help
+            status = end.code or 0
+    said.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(said))
+"""
+
+
+def one_process(folder: Path, *commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """Run command lines in one process of Python, which imports torch once."""
+    done = started(folder, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    return [
+        subprocess.CompletedProcess(list(command), status, out, err)
+        for command, (status, out, err) in zip(commands, said, strict=True)
+    ]
 
 
 def test_an_installed_verb_is_listed_teaches_and_runs(tmp_path: Path) -> None:
     installed(tmp_path, "[ziggurat.verbs]\ncurve = curve_verb:CURVE\n")
     trained(CPU, tmp_path / "run", tables=TABLES, nan_row=None, epochs=2)
-    listed = ziggurat(tmp_path, "--help")
-    assert "draw the loss and a metric of a run in the terminal" in listed.stdout
-    assert "ziggurat curve runs/first" in ziggurat(tmp_path, "curve", "--help").stdout
     drawn = ziggurat(tmp_path, "curve", "run")
+    listed, helped, refused, missing = one_process(
+        tmp_path,
+        ["--help"],
+        ["curve", "--help"],
+        ["curve", "run", "--training.epochs", "3"],
+        ["curve", "nowhere"],
+    )
+    assert "draw the loss and a metric of a run in the terminal" in listed.stdout
+    assert "ziggurat curve runs/first" in helped.stdout
     assert drawn.returncode == 0, drawn.stderr
     loss, auc = drawn.stdout.splitlines()
     assert loss.startswith("loss")
     assert auc.startswith("auc")
     assert "steps 1 to 8" in loss
-    refused = ziggurat(tmp_path, "curve", "run", "--training.epochs", "3")
     assert refused.returncode == 2
     assert "--training.epochs" in refused.stderr
-    missing = ziggurat(tmp_path, "curve", "nowhere")
     assert missing.returncode == 2
     assert "expected: the log of a run" in missing.stderr
 
@@ -83,11 +121,13 @@ def test_a_broken_package_is_named_and_takes_nothing_with_it(tmp_path: Path) -> 
 
 def test_an_extension_is_known_to_settings_once_it_is_imported(tmp_path: Path) -> None:
     wanted = ("train", "movielens_dlrm", "--training.precision", "tf32_anywhere", "--settings")
-    assert "tf32_anywhere" not in ziggurat(tmp_path, "train", "movielens_dlrm", "--settings").stdout
-    refused = ziggurat(tmp_path, *wanted)
+    listed, refused, named = one_process(
+        tmp_path, ["train", "movielens_dlrm", "--settings"], wanted, ["--extension", "tf32_anywhere", *wanted]
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "tf32_anywhere" not in listed.stdout
     assert refused.returncode == 2
     assert "ziggurat --extension MODULE" in refused.stderr
-    named = ziggurat(tmp_path, "--extension", "tf32_anywhere", *wanted)
     assert named.returncode == 0, named.stderr
     assert "tf32_anywhere" in named.stdout
     installed(tmp_path, "[ziggurat.extensions]\nprecision = tf32_anywhere\n")

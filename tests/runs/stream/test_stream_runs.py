@@ -709,6 +709,7 @@ def test_late_rows_that_are_left_out_stand_in_the_next_window_and_in_the_report(
     assert f"{num_late:,} late, left out" in (tmp_path / "run/run.log").read_text()
 
 
+@pytest.mark.draws
 def test_the_report_shows_windows_beside_those_of_a_control(
     file: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

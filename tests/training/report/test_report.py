@@ -52,6 +52,7 @@ def test_the_best_step_is_by_the_metric_of_the_run() -> None:
     assert best_step([], {}) == 0
 
 
+@pytest.mark.draws
 def test_the_page(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     config = to_json(recipe_named("movielens_dlrm"))
@@ -66,6 +67,8 @@ def test_the_page(tmp_path: Path) -> None:
     for words in ("<h1>dlrm on movielens-1m</h1>", "best at step 120", "0.71234", "1,234", "2000-12-02", "UTC ·"):
         assert words in page, words
     assert "<td>--training.early-stop.patience<td>1<td>0" in page
+    assert page.count("<svg ") == page.count(">best: step 120<") == len(by_title(RECORDS))
+    assert write_report(run.path).read_text() == page, "no date, and no ids that change"
     assert "975768748" not in page
 
 
