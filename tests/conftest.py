@@ -74,7 +74,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest) -> None:
-    """Figures of reports are drawn in tests marked `draws` alone; a process that writes no report loads no matplotlib."""
+    """Have figures of reports drawn in tests marked `draws` alone; load no matplotlib where no report is written."""
     if page := sys.modules.get("ziggurat.training.report.page"):
         from tests.undrawn_reports import drawn, undrawn
 

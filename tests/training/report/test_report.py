@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import pytest
+from matplotlib.figure import Figure
 
 from ziggurat.config import to_json
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, RunFolder
+from ziggurat.training.report import page as report_page
+from ziggurat.training.report import windows
 from ziggurat.training.report.page import best_step, changed_settings, dated, title_of, write_report
-from ziggurat.training.report.plots import axis_limits, training_figures
+from ziggurat.training.report.plots import axis_limits, calibration_figure, training_figures
 from ziggurat.training.report.startup import flat_lines
 
 RECORDS: list[dict[str, Any]] = [
@@ -70,6 +75,23 @@ def test_the_page(tmp_path: Path) -> None:
     assert page.count("<svg ") == page.count(">best: step 120<") == len(by_title(RECORDS))
     assert write_report(run.path).read_text() == page, "no date, and no ids that change"
     assert "975768748" not in page
+
+
+@pytest.mark.draws
+def test_a_figure_that_is_drawn_once_is_that_of_savefig() -> None:
+    def figures() -> list[Figure]:
+        points = [{"mean_score": x, "mean_label": x * x, "standard_error": 0.1} for x in (0.1, 0.5, 0.9)]
+        many = {str(index): [0.1, float(index)] for index in range(9)}  # their legend stands beside the plot
+        beside = windows._figure(["2026-01-01", "2026-01-02"], many, title="NE", unit="NE")
+        return [*training_figures(RECORDS), calibration_figure({"x": points}, title="Calibration"), beside]
+
+    for ours, other in zip(figures(), figures(), strict=True):
+        buffer = io.StringIO()
+        with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):
+            other.savefig(buffer, format="svg", metadata={"Date": None})
+        drawn = report_page._svg(ours).removeprefix("<figure style='margin:0'>").removesuffix("</figure>")
+        assert drawn.startswith("<svg ")
+        assert buffer.getvalue().endswith(drawn)
 
 
 def test_titles_and_dates() -> None:
