@@ -34,7 +34,8 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
         dest="algorithm",
         metavar="COLLECTIVE",
         default="ring",
-        help="ring, halving_doubling, tree or double_tree (default: %(default)s, as gloo and NCCL sum large buffers)",
+        help="ring, halving_doubling, tree, double_tree, or one of your own "
+        "(default: %(default)s, as gloo and NCCL sum large buffers)",
     )
     parser.add_argument(
         "--mib", metavar="M", type=float, default=16.0, help="of the buffer of every rank (default: %(default)g)"
@@ -101,7 +102,7 @@ def _print_compared(compared: OrderNow, found: RankOrder, out: str) -> None:
 
 def _print(found: RankOrder, options: argparse.Namespace) -> None:
     from ziggurat.cli.tables import print_line, print_table
-    from ziggurat.planning.rank_order.algorithms import ALGORITHMS
+    from ziggurat.planning.rank_order.algorithms import CollectiveAlgorithm
 
     rows = [_level_row(level) for level in found.levels]
     if rows:
@@ -116,7 +117,7 @@ def _print(found: RankOrder, options: argparse.Namespace) -> None:
                 f"{cost.given_ms:,.1f}",
                 f"{cost.found_ms:,.1f}",
                 f"{cost.given_ms / cost.found_ms:.2f} ×"
-                if ALGORITHMS[cost.algorithm].depends_on_order
+                if CollectiveAlgorithm.named(cost.algorithm).depends_on_order
                 else "no order helps: every pair communicates in each",
             )
             for cost in found.costs

@@ -1,4 +1,4 @@
-"""Collective algorithms: what an order of ranks costs each of them. One object each, listed once.
+"""Collective algorithms: what an order of ranks costs each of them. One object each, listed once at the end.
 
     order (o_0, o_1, …)         who sends to whom                                          how often, how much
     ring                        o_i to o_{i+1}, the last to the first                      2 (N−1) times S/N
@@ -16,36 +16,44 @@ Costs are numbers to compare orders by, in ms, from times between pairs alone. T
 
 The paper (Luo et al., "Cloud Collectives", arXiv 2105.14088) has models of the same algorithms; these are our own
 formulas. All are computed for many orders at once.
+
+An algorithm of your own derives from `CollectiveAlgorithm` and is listed by `CollectiveAlgorithm.add`
+(docs/guides/extending.md); `cluster order --for NAME` then takes it.
 """
 
 from __future__ import annotations
 
-import abc
+import itertools
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.errors import PlanError, nearest_names
+from ziggurat.errors import ConfigError, PlanError, nearest_names
 from ziggurat.planning.rank_order.pair_times import Matrix, PairTimes
+from ziggurat.specification import Specification
 
 Orders = NDArray[np.int64]  # (K, N): the rank at every place, in K orders
 Costs = NDArray[np.float64]  # (K,)
 
 
-class CollectiveAlgorithm(abc.ABC):
+class CollectiveAlgorithm(Specification, kind="collective"):
     """A way to compute a collective, and what it costs in an order of ranks.
 
     Attributes:
         name: in commands and files.
         depends_on_order: False where every order costs the same.
+        is_gloos: gloo's all-reduce sends the same messages, so that two orders can be timed by it.
     """
 
-    name: ClassVar[str]
-    depends_on_order: ClassVar[bool] = True
+    RING: ClassVar[CollectiveAlgorithm]
 
-    @abc.abstractmethod
+    depends_on_order: ClassVar[bool] = True
+    is_gloos: ClassVar[bool] = False
+
+    @abstractmethod
     def costs_ms(self, orders: Orders, pairs: PairTimes, *, num_bytes: float) -> Costs:
         """Return the cost of each order, (K,).
 
@@ -59,11 +67,40 @@ class CollectiveAlgorithm(abc.ABC):
         """Return the cost of one order."""
         return float(self.costs_ms(np.asarray(order, dtype=np.int64)[None], pairs, num_bytes=num_bytes)[0])
 
+    def try_out(self) -> None:
+        """Ask for the costs of all orders of five ranks in two racks.
+
+        Raises:
+            ConfigError: they are no positive numbers, one for each order, or depend on the order where they say not.
+        """
+        racks = np.array([0, 1, 0, 1, 1])
+        is_far = np.not_equal.outer(racks, racks)
+        pairs = PairTimes(latency_ms=np.where(is_far, 0.5, 0.1), long_ms=np.where(is_far, 40.0, 5.0))
+        orders = np.asarray([(0, *rest) for rest in itertools.permutations(range(1, 5))])
+        costs = self.costs_ms(orders, pairs, num_bytes=1 << 20)
+        if costs.shape != (len(orders),) or not (np.isfinite(costs).all() and (costs > 0).all()):
+            raise self._broken("a cost above 0 for each order, (K,)", f"costs of shape {costs.shape}: {costs}"[:200])
+        alone = [self.cost_ms(order, pairs, num_bytes=1 << 20) for order in orders]
+        if not np.allclose(costs, alone):
+            raise self._broken("costs of many orders at once as of each by itself", f"{costs[0]:g} and {alone[0]:g}")
+        if not self.depends_on_order and not np.allclose(costs, costs[0]):
+            found = f"from {costs.min():g} to {costs.max():g} ms"
+            raise self._broken("one cost whatever the order, as depends_on_order = False says", found)
+
+    def _broken(self, expected: str, found: str) -> ConfigError:
+        return ConfigError(
+            expected=expected,
+            found=found,
+            where=f"{type(self).__name__}.costs_ms of the collective {self.name!r}",
+            ways_out="correct it; docs/guides/extending.md says what it is asked, and what it promises",
+        )
+
 
 class Ring(CollectiveAlgorithm):
     """Every rank sends to the next one: reduce-scatter, then all-gather."""
 
     name = "ring"
+    is_gloos = True
 
     def costs_ms(self, orders: Orders, pairs: PairTimes, *, num_bytes: float) -> Costs:
         """Return (N−1) times the sum of all hops: 2 (N−1) rounds, whose hops run half in one direction."""
@@ -140,27 +177,24 @@ class AllToAll(CollectiveAlgorithm):
         return np.full(len(orders), slowest)
 
 
-ALGORITHMS: dict[str, CollectiveAlgorithm] = {
-    each.name: each for each in (Ring(), HalvingDoubling(), BinaryTree(), DoubleBinaryTree(), AllToAll())
-}
-ORDERED = tuple(name for name, each in ALGORITHMS.items() if each.depends_on_order)
-
-
 def algorithm_named(name: str) -> CollectiveAlgorithm:
     """Return the algorithm that an order is to be found for.
 
     Raises:
         PlanError: there is none of that name, or no order helps it.
     """
-    if name in ORDERED:
-        return ALGORITHMS[name]
+    known = {each.name: each for each in CollectiveAlgorithm}
+    ordered = [each.name for each in CollectiveAlgorithm if each.depends_on_order]
+    if name in ordered:
+        return known[name]
     every_pair = f"{name}, in which every pair of ranks communicates in every order"
-    near = [f"did you mean {match!r}?" for match in nearest_names(name, ORDERED, most=1)]
+    near = [f"did you mean {match!r}?" for match in nearest_names(name, ordered, most=1)]
+    from_outside = [] if name in known else ["one of your own: ziggurat --extension MODULE cluster order …"]
     raise PlanError(
-        expected=f"a collective that an order of ranks helps: {', '.join(ORDERED)}",
-        found=every_pair if name in ALGORITHMS else repr(name),
+        expected=f"a collective that an order of ranks helps: {', '.join(ordered)}",
+        found=every_pair if name in known else repr(name),
         where="order of ranks",
-        ways_out=(*near, "leave it out: ring, which gloo and NCCL use for large buffers"),
+        ways_out=(*near, "leave it out: ring, which gloo and NCCL use for large buffers", *from_outside),
     )
 
 
@@ -219,3 +253,7 @@ def _from_root(parents: list[int]) -> list[int]:
     for place in found:
         found.extend(children.get(place, ()))
     return found
+
+
+for _algorithm in (Ring(), HalvingDoubling(), BinaryTree(), DoubleBinaryTree(), AllToAll()):
+    CollectiveAlgorithm.add(_algorithm)

@@ -20,7 +20,7 @@ from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format, write_text
-from ziggurat.planning.rank_order.algorithms import ALGORITHMS, CollectiveAlgorithm, algorithm_named
+from ziggurat.planning.rank_order.algorithms import CollectiveAlgorithm, algorithm_named
 from ziggurat.planning.rank_order.levels import Level, infer_levels, without_noise
 from ziggurat.planning.rank_order.pair_times import PairTimes
 from ziggurat.planning.rank_order.search import SearchConfig, find_order
@@ -384,11 +384,11 @@ def order_costs(
     """Return what two orders cost each of the collectives."""
     return tuple(
         OrderCost(
-            algorithm=name,
+            algorithm=algorithm.name,
             given_ms=round(algorithm.cost_ms(given, pairs, num_bytes=num_bytes), 4),
             found_ms=round(algorithm.cost_ms(found, pairs, num_bytes=num_bytes), 4),
         )
-        for name, algorithm in ALGORITHMS.items()
+        for algorithm in CollectiveAlgorithm
     )
 
 

@@ -42,7 +42,7 @@ class OrderProbeConfig:
     """Settings of a probe of all pairs of ranks.
 
     Args:
-        algorithm: collective that the order is for: ring, halving_doubling, tree or double_tree.
+        algorithm: name of the collective that the order is for; one that an order helps.
         num_bytes: of the buffer of every rank that the order is for.
         long_bytes: of a long message of the probe.
         measured_bytes: of the all-reduce that compares the two orders.
@@ -192,8 +192,8 @@ def _earlier(last: str | Path, machines: Sequence[Machine]) -> RankOrder:
 
 def _measured(order: RankOrder, config: OrderProbeConfig) -> RankOrder:
     """Time both orders by what they are for, where torch has it; keep the given one if the found one gains nothing."""
-    # Gloo sums in a ring; orders for other algorithms are for programs that torch does not run.
-    if order.order == order.given or order.algorithm != "ring":
+    # Orders for other algorithms than gloo's are for programs that torch does not run.
+    if order.order == order.given or not algorithm_named(order.algorithm).is_gloos:
         return order
     times = measure_orders([order.given, order.order], num_bytes=config.measured_bytes, repeats=config.repeats)
     measured = MeasuredOrders(num_bytes=config.measured_bytes, given_ms=times[0], found_ms=times[1])
