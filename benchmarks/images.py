@@ -32,7 +32,7 @@ from benchmarks.report import Case, Report, by_round
 from ziggurat.data.pictures.found import FoundPicture, find_pictures
 from ziggurat.data.pictures.picture_file import PictureFile
 from ziggurat.data.pictures.progressive import ProgressiveFolder
-from ziggurat.models.images import Backbone, BackboneConfig
+from ziggurat.models.images import Backbone, BackboneConfig, OneResolution
 from ziggurat.models.images.scale_model import cheapest_thresholds, chosen
 from ziggurat.runs.images.embed import EmbedConfig, _Embedder
 from ziggurat.runs.images.fit_scale import ScaleConfig, ScaleFit, classifier, fit_scale_model
@@ -259,7 +259,7 @@ def _speed(study: Study, fit: ScaleFit, resolution: int, *, rounds: int) -> Case
     # Every so many, for they lie class by class.
     pictures = pictures[:: max(1, len(pictures) // TIMED)][:TIMED]
     ours = _Embedder(study.backbone, scale=fit.model, config=EmbedConfig())
-    peer = _Embedder(study.backbone, scale=None, config=EmbedConfig(resolution=resolution))
+    peer = _Embedder(study.backbone, scale=OneResolution(resolution), config=EmbedConfig())
     rates: dict[str, list[float]] = {"ours": [], "peer": []}
     for number in range(rounds + 1):
         say(f"  speed, round {number}")

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.files import Format
+from ziggurat.models.images.scale_choice import ScaleChoice
 
 SCALE_MODEL = Format(
     name="ziggurat.scale_model",
@@ -52,7 +53,7 @@ _QUANTILES = 15
 NEVER = 2.0
 
 
-class ScaleModel(nn.Module):
+class ScaleModel(nn.Module, ScaleChoice):
     """Picks a resolution for each picture from the vector of its thumbnail.
 
     Args:
@@ -65,6 +66,7 @@ class ScaleModel(nn.Module):
     """
 
     kind: ClassVar[str]
+    looks = True
 
     def __init__(
         self,

@@ -5,8 +5,8 @@
     vectors.parquet       picture │ vector (D floats) │ resolution │ bytes_read   ◄──┤
     vectors_refused.csv   picture │ reason │ found                                ◄──┘
 
-With a scale model each picture is looked at as a thumbnail first; those that need more wait in a batch of their
-resolution until it is full, or the part ends:
+Which resolution a picture is taken at is for a `ScaleChoice` to say: one for all, or by the file, or with a scale model
+by a look at its thumbnail first. Pictures wait in a batch of their resolution until it is full, or the part ends:
 
     thumbnails of 32 ─► backbone ─► scale model ─┬─ r₁: done, the vector is there
                                                  ├─ r₂: read on, decode, wait with others of r₂ ─► backbone
@@ -42,7 +42,7 @@ from ziggurat.files import Format, digest_of, replacing
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.parts import PartsFolder, parts_of
 from ziggurat.models.images.backbone import Backbone
-from ziggurat.models.images.scale_model import ScaleModel
+from ziggurat.models.images.scale_choice import OneResolution, ScaleChoice
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, checked
 
@@ -60,8 +60,8 @@ class EmbedConfig:
     """Settings of embedding pictures.
 
     Args:
-        resolution: of all pictures; not asked where a scale model picks it.
-        num_scans: of a progressive JPEG that are read; 0: all. Not asked where a scale model says it.
+        resolution: of all pictures, where no choice is given.
+        num_scans: of a progressive JPEG that are read, likewise; 0: all.
         batch_size: pictures that the backbone computes together.
         part_pictures: pictures of a part, the unit of going on after a kill.
         limits: above which a picture is refused.
@@ -108,7 +108,7 @@ def embed_pictures(
     *,
     backbone: Backbone,
     out: str | Path,
-    scale: ScaleModel | None = None,
+    scale: ScaleChoice | None = None,
     config: EmbedConfig | None = None,
     progress: Progress | None = None,
 ) -> Embedded:
@@ -118,12 +118,13 @@ def embed_pictures(
         pictures: in the order of the rows.
         backbone: computes the vectors.
         out: Parquet file to write; the table of refused pictures stands beside it.
-        scale: picks the resolution of each picture; None: all are taken at the config's.
+        scale: chooses the resolution of each picture; None: all are taken at the config's.
         config: resolution, sizes of batches and parts, limits.
         progress: shows pictures.
 
     Raises:
-        ConfigError: `out` is no Parquet file, or the scale model belongs to another backbone.
+        ConfigError: `out` is no Parquet file, the scale model belongs to another backbone, or a choice has resolutions
+            that are none.
         FileError: nothing can be written there, or another process makes the same file.
         DataError: every picture was refused; the table of them is written.
     """
@@ -137,9 +138,10 @@ def embed_pictures(
             where="--out",
             ways_out=f"--out {target.with_suffix('.parquet')}",
         )
-    if scale is not None:
-        scale.check_backbone(backbone.config.fingerprint(), where="the scale model")
-    for resolution in (config.resolution,) if scale is None else scale.resolutions:
+    scale = scale or OneResolution(config.resolution, num_scans=config.num_scans)
+    scale.check()
+    scale.check_backbone(backbone.config.fingerprint(), where="the scale model")
+    for resolution in scale.resolutions:
         backbone.check_resolution(resolution)
     worker = _Embedder(backbone, scale=scale, config=config)
     done = Embedded()
@@ -200,11 +202,11 @@ class _Embedder:
 
     Args:
         backbone: computes the vectors.
-        scale: picks resolutions, or None.
+        scale: chooses resolutions.
         config: sizes and limits.
     """
 
-    def __init__(self, backbone: Backbone, *, scale: ScaleModel | None, config: EmbedConfig) -> None:
+    def __init__(self, backbone: Backbone, *, scale: ScaleChoice, config: EmbedConfig) -> None:
         self._backbone = backbone
         self._scale = scale
         self._config = config
@@ -212,59 +214,55 @@ class _Embedder:
     def part(self, pictures: Sequence[FoundPicture], *, progress: Progress, done: int) -> pa.Table:
         """Return the rows of pictures, those of refused ones with a reason and no vector."""
         rows = _Rows(pictures, dim=self._backbone.dim)
-        if self._scale is None:
-            waiting = {self._config.resolution: _Waiting(self._config.resolution)}
-        else:
-            waiting = {resolution: _Waiting(resolution) for resolution in self._scale.resolutions[1:]}
+        waiting = [_Waiting(resolution) for resolution in self._scale.resolutions]
         size = self._config.batch_size
         for start in range(0, len(pictures), size):
-            files = {
-                start + place: PictureFile(picture.path, limits=self._config.limits)
-                for place, picture in enumerate(pictures[start : start + size])
-            }
-            if self._scale is None:
-                self._take(files, rows, waiting[self._config.resolution], num_scans=self._config.num_scans)
-            else:
-                self._look(files, rows, waiting, self._scale)
+            files: dict[int, PictureFile] = {}
+            looked_at: dict[int, PictureFile] = {}
+            for row, picture in enumerate(pictures[start : start + size], start=start):
+                files[row] = PictureFile(picture.path, limits=self._config.limits)
+                place = self._scale.place_of(num_bytes=rows.sizes[row])
+                if place == 0 and self._scale.looks:
+                    looked_at[row] = files[row]
+                else:
+                    self._take(row, files[row], rows, waiting, place=place)
+            self._look(looked_at, rows, waiting)
             for row, file in files.items():
                 rows.bytes_read[row] = file.bytes_read
             progress.update(done + min(start + size, len(pictures)))
-        for each in waiting.values():
+        for each in waiting:
             self._compute(each, rows)
         return rows.table()
 
-    def _look(
-        self, files: dict[int, PictureFile], rows: _Rows, waiting: dict[int, _Waiting], scale: ScaleModel
-    ) -> None:
+    def _look(self, files: dict[int, PictureFile], rows: _Rows, waiting: Sequence[_Waiting]) -> None:
         """Look at thumbnails; keep the vectors of those that need no more, and send the others on."""
-        thumbnails = _Waiting(scale.resolutions[0])
-        self._decode(files, rows, thumbnails, num_scans=scale.num_scans[0])
+        thumbnails = _Waiting(self._scale.resolutions[0])
+        for row, file in files.items():
+            self._decode(row, file, rows, thumbnails, num_scans=self._scale.num_scans[0])
         if not thumbnails.rows:
             return
         vectors = self._backbone(torch.from_numpy(np.stack(thumbnails.pixels)))
-        choices = scale.choose(vectors).tolist()
+        choices = self._scale.choose(vectors).tolist()
         for row, choice, vector in zip(thumbnails.rows, choices, vectors.numpy(), strict=True):
             if choice == 0:
-                rows.keep(row, vector, resolution=scale.resolutions[0])
-                continue
-            resolution = scale.resolutions[choice]
-            self._take({row: files[row]}, rows, waiting[resolution], num_scans=scale.num_scans[choice])
+                rows.keep(row, vector, resolution=thumbnails.resolution)
+            else:
+                self._take(row, files[row], rows, waiting, place=choice)
 
-    def _take(self, files: dict[int, PictureFile], rows: _Rows, waiting: _Waiting, *, num_scans: int) -> None:
-        """Let pictures wait for a batch of their resolution, and compute it where it is full."""
-        for row, file in files.items():
-            self._decode({row: file}, rows, waiting, num_scans=num_scans)
-            if len(waiting.rows) >= self._config.batch_size:
-                self._compute(waiting, rows)
+    def _take(self, row: int, file: PictureFile, rows: _Rows, waiting: Sequence[_Waiting], *, place: int) -> None:
+        """Let a picture wait for a batch of its resolution, and compute that where it is full."""
+        others = waiting[place]
+        self._decode(row, file, rows, others, num_scans=self._scale.num_scans[place])
+        if len(others.rows) >= self._config.batch_size:
+            self._compute(others, rows)
 
-    def _decode(self, files: dict[int, PictureFile], rows: _Rows, waiting: _Waiting, *, num_scans: int) -> None:
-        for row, file in files.items():
-            try:
-                waiting.pixels.append(file.pixels(waiting.resolution, num_scans=num_scans))
-                waiting.rows.append(row)
-            except RefusedPictureError as error:
-                rows.refuse(row, error)
-            file.release()
+    def _decode(self, row: int, file: PictureFile, rows: _Rows, waiting: _Waiting, *, num_scans: int) -> None:
+        try:
+            waiting.pixels.append(file.pixels(waiting.resolution, num_scans=num_scans))
+            waiting.rows.append(row)
+        except RefusedPictureError as error:
+            rows.refuse(row, error)
+        file.release()
 
     def _compute(self, waiting: _Waiting, rows: _Rows) -> None:
         if waiting.rows:
@@ -285,7 +283,7 @@ class _Rows:
 
     def __init__(self, pictures: Sequence[FoundPicture], *, dim: int) -> None:
         self._names = [picture.name for picture in pictures]
-        self._sizes = [_size_of(picture.path) for picture in pictures]
+        self.sizes = [_size_of(picture.path) for picture in pictures]
         self._vectors = np.zeros((len(pictures), dim), dtype=np.float32)
         self._resolutions = [0] * len(pictures)
         self._reasons: list[str | None] = [None] * len(pictures)
@@ -311,7 +309,7 @@ class _Rows:
                 "vector": vectors,
                 "resolution": pa.array(self._resolutions, pa.int32()),
                 "bytes_read": pa.array(self.bytes_read, pa.int64()),
-                "bytes_there": pa.array(self._sizes, pa.int64()),
+                "bytes_there": pa.array(self.sizes, pa.int64()),
                 "reason": pa.array(self._reasons, pa.string()),
                 "found": pa.array(self._found, pa.string()),
             }
@@ -326,7 +324,7 @@ def _size_of(path: Path) -> int:
 
 
 def _question(
-    pictures: Sequence[FoundPicture], backbone: Backbone, scale: ScaleModel | None, config: EmbedConfig
+    pictures: Sequence[FoundPicture], backbone: Backbone, scale: ScaleChoice, config: EmbedConfig
 ) -> dict[str, object]:
     """Return all that the vectors depend on: parts of an earlier command are taken where it is equal."""
     files = hashlib.sha256()
@@ -335,7 +333,7 @@ def _question(
     return {
         "pictures": files.hexdigest(),
         "backbone": backbone.config.fingerprint(),
-        "scale": "" if scale is None else digest_of(scale.to_json()),
+        "scale": digest_of(scale.to_json()),
         "config": to_json(config),
     }
 
@@ -348,7 +346,7 @@ def _facts(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _count(done: Embedded, table: pa.Table, backbone: Backbone, scale: ScaleModel | None) -> None:
+def _count(done: Embedded, table: pa.Table, backbone: Backbone, scale: ScaleChoice) -> None:
     frame = pl.DataFrame(pl.from_arrow(table.drop(["vector", "picture"])))
     kept = frame.filter(pl.col("reason").is_null())
     done.num_pictures += kept.height
@@ -359,8 +357,10 @@ def _count(done: Embedded, table: pa.Table, backbone: Backbone, scale: ScaleMode
     done.bytes_there += int(kept["bytes_there"].sum())
     for resolution, count in counts.items():
         done.flops += count * backbone.flops(resolution)
-        if scale is not None and resolution != scale.resolutions[0]:
-            done.flops += count * backbone.flops(scale.resolutions[0])
+    if scale.looks:
+        further = kept.filter(pl.col("resolution") != scale.resolutions[0])
+        num_looked_at = sum(scale.place_of(num_bytes=size) == 0 for size in further["bytes_there"].to_list())
+        done.flops += num_looked_at * backbone.flops(scale.resolutions[0])
 
 
 def _note(done: Embedded) -> str:
