@@ -409,10 +409,14 @@ class Trainer:
             ways_out="call it in on_end, which follows training that did not fail",
         )
 
-    def agree_to_stop(self) -> None:
-        """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it."""
+    def agree_to_stop(self, *, moment: str = "on_step") -> None:
+        """Let training end on all ranks where it was to end on one; collective, where a user's hook may end it.
+
+        Args:
+            moment: of hooks that is over.
+        """
         if self._may_be_stopped:
-            what = f"the end of on_step, at step {self.position.step:,}"
+            what = f"the end of {moment}, at step {self.position.step:,}"
             # The first reason in the order of ranks, so that all of them end with the same words.
             self.stop_reason = next(filter(None, self.team.meet(what, self.stop_reason)), "")
 

@@ -502,7 +502,8 @@ class _Stream:
         if self._stream.delay.is_on and (waiting := self._windows.waiting()):
             self._progress.say(waiting)
         if self.is_asked:
-            self._progress.say(f"asked to end at step {self.trainer.position.step:,}: the same command goes on")
+            why = self.trainer.stop_reason or "asked to end"
+            self._progress.say(f"{why}; ended at step {self.trainer.position.step:,}: the same command goes on")
 
     def _publishers(self) -> list[Hook]:
         """The hook that publishes windows, if they are published; behind the one that saves them."""
@@ -572,6 +573,9 @@ class _Stream:
         is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self._kept))
         if not is_scored:
             self._score(window)
+            if self.trainer.stop_reason:  # by a hook that saw the score: the next start trains the window
+                self.is_asked = True
+                return
         is_trained = number == 1 or not self._stream.frozen
         if is_trained and window.training.num_rows:
             begin = time.perf_counter()
@@ -651,6 +655,7 @@ class _Stream:
         )
 
         self._ranks.on_first(lambda: self._file.append(record))
+        self.trainer.hooks.on_scored(record)
 
     def _say(self, number: int, *, train_s: float, steps: int) -> None:
         """Say in a line what became of a window."""

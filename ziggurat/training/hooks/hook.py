@@ -3,6 +3,7 @@
     on_start ─► on_step ─► on_step ─► … ─► on_window ─► … ─► on_end ─► close
                    │ on_record        each line of the training log
                    │ on_evaluate      validation data were evaluated
+                   │ on_scored        a window of a stream was scored, and is not trained yet
                    │ on_checkpoint    a checkpoint is about to be written
 
     class Slowest(Hook):
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ziggurat.training.ending import FitResult
     from ziggurat.training.evaluation.evaluate import Evaluation
     from ziggurat.training.judging import MadeStep
+    from ziggurat.training.records.windows import WindowRecord
     from ziggurat.training.trainer import Trainer
 
 _MAX_FRAMES = 5  # of an error in a hook: its own come first, what it calls of others' after them
@@ -84,6 +86,13 @@ class Hook(Specification, kind="hook"):
 
     def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
         """See an evaluation of the validation data, and whether it is the best so far."""
+
+    def on_scored(self, trainer: Trainer, record: WindowRecord) -> None:
+        """See the score of a window of a stream, before its first row is trained; `trainer.stop` leaves it untrained.
+
+        Its line is in windows.jsonl by then. The history has a record without metrics. A stream that was killed behind
+        the line does not call again; one that goes on from before it scores the window again, and does.
+        """
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Bring to the disk what belongs to the present step: its checkpoint is written next, and resume begins there.
@@ -215,6 +224,12 @@ class Hooks:
         """Call `Hook.on_evaluate`."""
         self._call("on_evaluate", evaluation, is_best=is_best)
         self._trainer.meet_after("on_evaluate")
+
+    def on_scored(self, record: WindowRecord) -> None:
+        """Call `Hook.on_scored`; where one of them ends the run, on all ranks."""
+        self._call("on_scored", record)
+        # Here and not after the next step: what a hook wants left untrained must not take part in one.
+        self._trainer.agree_to_stop(moment="on_scored")
 
     def on_checkpoint(self) -> None:
         """Call `Hook.on_checkpoint`."""
