@@ -10,14 +10,18 @@ import torch
 
 from tests.numerics.tensors import hard_numbers, same_bits
 from tests.parallel.test_parity import build, inputs
+from tests.precision.test_dispatch import product_of
 from ziggurat.cli.main import main
 from ziggurat.config import from_json
 from ziggurat.numerics import BlockFormat, quantise, quantise_reference
 from ziggurat.numerics.kernel import quantise_fast
 from ziggurat.numerics.linear import linear, linear_reference, pack_linear
 from ziggurat.numerics.packing import pack, unpack
+from ziggurat.numerics.probe import Direction, ProbeRecord
 from ziggurat.numerics.qsnr import measure_qsnr
 from ziggurat.precision import Precision
+from ziggurat.precision.kernels import ProductKernel
+from ziggurat.runs.products import product_errors
 from ziggurat.testing.batches import random_batch
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
@@ -72,6 +76,15 @@ def test_a_step_takes_it_by_name(seven_bits: BlockFormat) -> None:
     batch = random_batch(inputs(), 64, seed=1)
     losses = [float(step(batch).loss) for _ in range(5)]
     assert losses[-1] < losses[0]
+
+
+def test_errors_of_its_products_are_measured_whenever_it_was_listed(seven_bits: BlockFormat) -> None:
+    assert "seven_bits" not in {kernel.name for kernel in ProductKernel}  # these were listed before it
+    rows = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    record = ProbeRecord(model="DNN", products={"layer": product_of(rows, rows[:48].T.contiguous())})
+    found = product_errors(record, kernels=("mx6", "seven_bits", "mx9")).errors["layer"][Direction.FORWARD]
+    assert found["mx9"].error < found["seven_bits"].error < found["mx6"].error
+    del ProductKernel._members["seven_bits"]
 
 
 def test_the_report_of_formats_has_it(seven_bits: BlockFormat, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,16 @@ def _scaled_product(
 FP32 = ProductKernel.add(_FP32())
 for _kernel in (_BF16(), _Int8(), _Fp8Tensorwise(), _Fp8Rowwise()):
     ProductKernel.add(_kernel)
-for _precision in Precision:
-    if isinstance(_precision.arithmetic, RoundedArithmetic):
-        _taken = _precision.name in {each.name for each in ProductKernel}
-        _name = f"{_precision.name}_emulated" if _taken else _precision.name
-        ProductKernel.add(_InBlocks(_precision.arithmetic, name=_name))
+
+
+def list_emulated_kernels() -> None:
+    """List a kernel for each precision that rounds operands and has none yet, as one from outside the package."""
+    listed = {id(kernel._arithmetic) for kernel in ProductKernel if isinstance(kernel, _InBlocks)}
+    for precision in Precision:
+        if isinstance(precision.arithmetic, RoundedArithmetic) and id(precision.arithmetic) not in listed:
+            is_taken = precision.name in {each.name for each in ProductKernel}
+            name = f"{precision.name}_emulated" if is_taken else precision.name
+            ProductKernel.add(_InBlocks(precision.arithmetic, name=name))
+
+
+list_emulated_kernels()

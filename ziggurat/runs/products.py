@@ -17,7 +17,7 @@ from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics.probe import Direction, ProbeRecord
 from ziggurat.numerics.probe.record import newest_probe
 from ziggurat.precision.dispatch import DispatchPlan, plan_dispatch
-from ziggurat.precision.kernels import ProductKernel
+from ziggurat.precision.kernels import ProductKernel, list_emulated_kernels
 from ziggurat.precision.product_errors import KernelError, measure_errors
 from ziggurat.precision.products import shapes_of_products
 from ziggurat.runs.load import Run, load_run
@@ -153,6 +153,8 @@ def product_errors(
         seed: of the draws.
     """
     place = torch.device(device)
+    # Precisions may have been added since the kernels were listed.
+    list_emulated_kernels()
     wanted = [ProductKernel.named(name) for name in kernels] or list(ProductKernel)
     missing = {kernel.name: lacks for kernel in wanted if (lacks := kernel.available(place))}
     here = [kernel for kernel in wanted if kernel.name not in missing]
