@@ -29,9 +29,9 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     stores.py     files in object stores under their URLs, for reading; store_reader.py reads them
 """
 
+from ziggurat.files.figures import write_figure
 from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
 from ziggurat.files.locking import FileLock
-from ziggurat.files.pictures import write_figure
 from ziggurat.files.reading import (
     MAX_BYTES,
     MAX_DEPTH,

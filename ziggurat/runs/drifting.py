@@ -27,7 +27,7 @@ from ziggurat.data.synthetic.teacher import write_frames
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import write_schema
 from ziggurat.files import write_text
-from ziggurat.files.pictures import write_figure
+from ziggurat.files.figures import write_figure
 from ziggurat.files.reading import read_json, read_text
 from ziggurat.training.report.plots import INK, SECOND, plain_axes
 from ziggurat.training.report.progress import NoProgress, Progress

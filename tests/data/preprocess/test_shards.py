@@ -233,7 +233,7 @@ def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, mon
         work.start()
         work.keep("unit", {"value": 1})
         assert work.note("unit") == {"value": 1}
-        monkeypatch.setattr("ziggurat.data.preprocess.fit.work._boot", lambda: "after a power cut")
+        monkeypatch.setattr("ziggurat.data.preprocess.fit.work.boot_id", lambda: "after a power cut")
         assert work.note("unit") is None
         (work.folder / "torn.json").write_text('{"by"')
         assert work.note("torn") is None

@@ -11,7 +11,7 @@ from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from ziggurat.runs.images.embed import Embedded
+    from ziggurat.runs.images.embed import EmbeddedPictures
 
 _EMBED_EPILOG = """Writes one row a picture (picture, vector, resolution, bytes_read), and beside it FILE_refused.csv
 with the reason of each file that has no vector: broken, too large, CMYK, more than 8 bits, animated, no picture.
@@ -262,7 +262,7 @@ def _numbers(text: str, *, flag: str) -> tuple[int, ...]:
         ) from None
 
 
-def _print_embedded(done: Embedded, *, out: str) -> None:
+def _print_embedded(done: EmbeddedPictures, *, out: str) -> None:
     from ziggurat.runs.images.embed import refused_beside
 
     rows = [(f"{resolution}", f"{count:,}") for resolution, count in sorted(done.resolutions.items())]

@@ -50,7 +50,7 @@ _FORMATS = ("PNG", "GIF", "WEBP", "BMP", "TIFF")
 _BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*")
 _PNG_BITS_AT = 24
 _TIFF_BITS = 258
-_ORIENTATION = 274
+ORIENTATION = 274  # of EXIF: how a camera was held
 
 
 class Reason(StrEnum):
@@ -273,7 +273,7 @@ def _square(image: Image.Image, resolution: int) -> UInt8[np.ndarray, "R R 3"]:
     middle = (max(left, 0), max(top, 0), plain.width - max(left, 0), plain.height - max(top, 0))
     square = plain.resize((resolution, resolution), Image.Resampling.BICUBIC, box=middle, reducing_gap=2.0)
     # Turned when it is small already; a square stays one.
-    square.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+    square.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
     # A copy, which may be written to, as torch expects of arrays.
     return np.array(ImageOps.exif_transpose(square))
 

@@ -23,11 +23,10 @@ import polars as pl
 
 from ziggurat.data.pictures.found import FoundPicture
 from ziggurat.data.pictures.jpeg_scans import START, USUAL_SCANS, JpegScans
-from ziggurat.data.pictures.picture_file import PictureFile, PictureLimits, RefusedPictureError
+from ziggurat.data.pictures.picture_file import ORIENTATION, PictureFile, PictureLimits, RefusedPictureError
 from ziggurat.errors import ConfigError
 from ziggurat.files import read_bytes, replacing, write_bytes
 
-_ORIENTATION = 274
 _LOOK = 8  # side of the square by which a picture is tried
 
 
@@ -68,10 +67,10 @@ def as_progressive(content: bytes) -> bytes:
     from PIL.JpegImagePlugin import JpegImageFile
 
     image = JpegImageFile(io.BytesIO(content))
-    orientation = image.getexif().get(_ORIENTATION, 1)
+    orientation = image.getexif().get(ORIENTATION, 1)
     exif = Image.Exif()
     if orientation != 1:
-        exif[_ORIENTATION] = orientation
+        exif[ORIENTATION] = orientation
     written = io.BytesIO()
     image.save(
         written,

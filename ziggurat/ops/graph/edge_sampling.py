@@ -47,7 +47,7 @@ class EdgeSampling:
         width: W, edges of a row that take part at most.
         strategy: bucket or fast_rand; see `EdgeStrategy`.
         rescales: whether the weights of a row that was cut grow by n / W.
-        seed: another one chooses other edges.
+        seed: another one chooses other edges, of its last 20 bits; with 0 all rows begin at their first edge.
     """
 
     width: Count
@@ -90,7 +90,7 @@ def chosen_edges(
         lengths: n, the edges of that row; the answer is for rows of more than W.
         sampling: the settings.
     """
-    # Another row, another beginning: hubs would else all leave out the same neighbours.
+    # Another row, another beginning, but for a seed of 0: hubs would else all leave out the same neighbours.
     first_E = rows * sampling.shift
     if sampling.strategy is EdgeStrategy.BUCKET:
         # The place within a bucket, which has n // W edges or one more.

@@ -16,13 +16,13 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from ziggurat.files.boot import boot_id
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.process_groups import end_group, make_group, meeting_group, time_limit_s
 
@@ -143,8 +143,7 @@ def _group(order: Sequence[int]) -> dist.ProcessGroup:
 
 def where_this_rank_is() -> tuple[str, str, str]:
     """Return the name of the host, the address that other ranks reach it by, and what a new start of it changes."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return socket.gethostname(), _address(), boot.read_text().strip() if boot.exists() else ""
+    return socket.gethostname(), _address(), boot_id()
 
 
 def _address() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,12 +16,11 @@ import torch.distributed as dist
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.room import TableSize, TableUse, bytes_of, no_room
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, cache_of, format_of
+from ziggurat.files.boot import boot_id
 from ziggurat.ops.machine.memory import Memory, memory_of, size_text
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.tables.shards import RankShare
 from ziggurat.parallel.topology import Topology
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_room_of_ranks(
@@ -92,8 +90,7 @@ def sizes_of(
 
 def _memory_id(device: torch.device) -> int:
     """A number for the memory that a rank takes: equal for ranks that share it."""
-    boot = _BOOT.read_text() if _BOOT.exists() else ""
-    text = f"{platform.node()} {boot} {device if device.type == 'cuda' else 'host'}"
+    text = f"{platform.node()} {boot_id()} {device if device.type == 'cuda' else 'host'}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 

@@ -48,8 +48,6 @@ class CollectiveAlgorithm(Specification, kind="collective"):
         is_gloos: gloo's all-reduce sends the same messages, so that two orders can be timed by it.
     """
 
-    RING: ClassVar[CollectiveAlgorithm]
-
     depends_on_order: ClassVar[bool] = True
     is_gloos: ClassVar[bool] = False
 

@@ -1,8 +1,8 @@
 """find_order: the cheapest order of ranks for a collective, from times between pairs.
 
     up to 10 ranks   every order with rank 0 in front, in batches: exact
-    above            local search from several starts: the order that was given, ranks host by host, and the leaves of a
-                     tree of clusters, in which what is near stays together
+    above            local search from two starts, both host by host: the leaves of a tree of clusters, in which what is
+                     near stays together, and the order that was given
 
 A step of the local search draws a batch of changes (swap two ranks, turn a stretch around, move a stretch, swap two
 hosts), computes the costs of all of them at once, and takes the cheapest if it is cheaper. It ends after a number of
@@ -169,6 +169,8 @@ def _local(space: _Space, given: NDArray[np.int64], config: SearchConfig) -> tup
 
 def _leaves(pairs: PairTimes) -> NDArray[np.int64]:
     """Return the ranks as the leaves of a tree of clusters, nearest together; rank 0 in front."""
+    # Over ms, which costs add up, and not over their logarithms as levels are: a ring by the leaves of `cluster_tree`
+    # cost 0.87 to 1.36 times as much on 60 made-up networks (median 1.00).
     order = leaves_list(linkage(squareform(pairs.ms(pairs.long_bytes), checks=False), "average")).astype(np.int64)
     # Turned and not cut: whose cluster rank 0 is in stays whole at the two ends of a ring.
     return np.roll(order, -int(np.flatnonzero(order == 0)[0]))

@@ -75,7 +75,7 @@ class EmbedConfig:
 
 
 @dataclass(kw_only=True)
-class Embedded:
+class EmbeddedPictures:
     """The result of embedding pictures.
 
     Args:
@@ -111,7 +111,7 @@ def embed_pictures(
     scale: ScaleChoice | None = None,
     config: EmbedConfig | None = None,
     progress: Progress | None = None,
-) -> Embedded:
+) -> EmbeddedPictures:
     """Write the vectors of pictures, and which were refused.
 
     Args:
@@ -144,7 +144,7 @@ def embed_pictures(
     for resolution in scale.resolutions:
         backbone.check_resolution(resolution)
     worker = _Embedder(backbone, scale=scale, config=config)
-    done = Embedded()
+    done = EmbeddedPictures()
     folder = PartsFolder(
         parts_of(target),
         question=_question(pictures, backbone, scale, config),
@@ -283,7 +283,7 @@ class _Rows:
 
     def __init__(self, pictures: Sequence[FoundPicture], *, dim: int) -> None:
         self._names = [picture.name for picture in pictures]
-        self.sizes = [_size_of(picture.path) for picture in pictures]
+        self.sizes = [_facts(picture.path)[0] for picture in pictures]
         self._vectors = np.zeros((len(pictures), dim), dtype=np.float32)
         self._resolutions = [0] * len(pictures)
         self._reasons: list[str | None] = [None] * len(pictures)
@@ -316,13 +316,6 @@ class _Rows:
         )
 
 
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # reading it will say why
-        return 0
-
-
 def _question(
     pictures: Sequence[FoundPicture], backbone: Backbone, scale: ScaleChoice, config: EmbedConfig
 ) -> dict[str, object]:
@@ -339,6 +332,7 @@ def _question(
 
 
 def _facts(path: Path) -> tuple[int, int]:
+    """Return the bytes of a file, and when it was changed; zeros of one that is not there: reading it says why."""
     try:
         found = path.stat()
     except OSError:
@@ -346,7 +340,7 @@ def _facts(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _count(done: Embedded, table: pa.Table, backbone: Backbone, scale: ScaleChoice) -> None:
+def _count(done: EmbeddedPictures, table: pa.Table, backbone: Backbone, scale: ScaleChoice) -> None:
     frame = pl.DataFrame(pl.from_arrow(table.drop(["vector", "picture"])))
     kept = frame.filter(pl.col("reason").is_null())
     done.num_pictures += kept.height
@@ -363,7 +357,7 @@ def _count(done: Embedded, table: pa.Table, backbone: Backbone, scale: ScaleChoi
         done.flops += num_looked_at * backbone.flops(scale.resolutions[0])
 
 
-def _note(done: Embedded) -> str:
+def _note(done: EmbeddedPictures) -> str:
     num_refused = sum(done.refused.values())
     return f"{num_refused:,} refused" if num_refused else ""
 

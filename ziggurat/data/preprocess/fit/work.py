@@ -37,6 +37,7 @@ from typing import TextIO, TypeAlias, TypedDict
 
 from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files import Format, remove_left_behind, sha256_of, temporary_beside, writing_to
+from ziggurat.files.boot import boot_id
 from ziggurat.plain import JSON
 
 NOTE = Format(
@@ -51,9 +52,6 @@ NOTE = Format(
 PLAN = "plan"  # the unit that only says which ones there are
 _MARK = "work"  # the note that says whose folder it is
 _POLL_S = 0.1
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
 # What a unit has made, as it stands in its note: plain data, whose readers know what the unit writes.
 Note: TypeAlias = dict[str, JSON]
 
@@ -210,7 +208,7 @@ class Work:
             if content["unit"] != name or not isinstance(content["left"], dict) or "result" not in content:
                 return None
             # After a power cut, what the note speaks of may never have reached the disk.
-            return None if host == platform.node() and boot != _boot() else content
+            return None if host == platform.node() and boot != boot_id() else content
         except (ZigguratError, KeyError, ValueError, TypeError):
             return None  # torn, or of a version before: the unit is done again
 
@@ -342,7 +340,7 @@ class Work:
         self._write_note(self.folder, name, result, held)
 
     def _write_note(self, folder: Path, name: str, result: Note, held: dict[str, tuple[int, str]]) -> None:
-        content = {"unit": name, "by": [platform.node(), _boot()], "result": result, "left": held}
+        content = {"unit": name, "by": [platform.node(), boot_id()], "result": result, "left": held}
         NOTE.write(folder / f"{name}.json", content)
 
     def _locked(self, kind: int) -> bool:
@@ -366,9 +364,3 @@ class PublishedError(Exception):
 def damaged_line(units: Sequence[str]) -> str:
     """Say which units were damaged, for a person."""
     return f"of what was left, this was damaged, and is made anew: {', '.join(units)}"
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return _BOOT.read_text().strip()
-    return ""
