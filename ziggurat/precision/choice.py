@@ -72,7 +72,7 @@ def resolve_precision(
 
 @contextlib.contextmanager
 def whole_products() -> Iterator[None]:
-    """Products of FP32 matrices read all bits of them within, whatever a run that trains in TF32 has asked for."""
+    """Let products of FP32 matrices read all bits of them within, whatever a run that trains in TF32 has asked for."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
     products.fp32_precision = "ieee"
@@ -107,7 +107,7 @@ def _decide(path: Path, measure: Callable[[], MatmulRates]) -> tuple[Precision, 
 
 
 def _kept(path: Path) -> tuple[Precision, str] | None:
-    """The decision that was taken before, if it can be read."""
+    """Return the decision that was taken before, if it can be read."""
     try:
         answer = CHOICE.read(path)
         chosen = Precision(answer["precision"])
@@ -148,7 +148,7 @@ def _machine_lines(device: torch.device) -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system gives it."""
+    """Return the name of the processor, as the system gives it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

@@ -65,7 +65,7 @@ from ziggurat.typed import CountOrNone, Dim, FloatOrZero, checked
 NEGATIVES = "lightgcn.negatives"
 _EDGES = "lightgcn.edges"
 _DRAWS = 8  # negatives that are tried for a sample; a user who took half of all items misses all with 1 in 256
-_OF_EDGES = 1 << 16  # purpose of random bits beside those of negatives
+_OF_EDGES = 1 << 16  # a purpose of drawn bits, beside those of negatives, which are 0 to _DRAWS
 
 
 class LayerDtype(StrEnum):
@@ -114,11 +114,11 @@ class LightGCNConfig:
         return torch.bfloat16 if self.layers_in is LayerDtype.BF16 else torch.float32
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
-        """D columns for every table: users and items are nodes of one graph."""
+        """Return D columns for every table: users and items are nodes of one graph."""
         return {table.name: self.embedding_dim for table in inputs.tables}
 
     def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> LightGCN:
-        """The model on tables of these columns."""
+        """Return the model on tables of these columns."""
         del towers  # none: this config has no `tower_module`
         return LightGCN(self, inputs=inputs, embeddings=embeddings)
 
@@ -195,7 +195,7 @@ class LightGCN(Model):
         return replace(batch, extras=extras)
 
     def embed(self, batch: Batch) -> Embedded:
-        """The vectors that the loss or the score reads; pooled fields are looked up where ranks exchange them."""
+        """Return the vectors that the loss or the score reads; ranks look pooled fields up, to exchange them."""
         if self.slots.fields is None:
             # One device: nothing reads them.
             return Embedded(
@@ -215,13 +215,13 @@ class LightGCN(Model):
             return self._of_step(batch, users_B, items_B)
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
-        """The inner product of user and item as the logit of every label; `named` has what the loss reads."""
+        """Return the inner product of user and item as the logit of every label; `named` has what the loss reads."""
         named = embedded.named
         logits_B1 = (named["user"] * named["item"]).sum(dim=1, keepdim=True)
         return Outputs(logits=logits_B1.expand(-1, len(self.inputs.labels)), named=named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
-        """BPR of the positive samples, and the penalty.
+        """Return BPR of the positive samples, and the penalty.
 
         Raises:
             ConfigError: no negatives were drawn for this batch.
@@ -246,17 +246,17 @@ class LightGCN(Model):
         return LossSums(total=total_L, weight=weights_BL.sum(dim=0))
 
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
-        """The weight of the positive samples, for each label."""
+        """Return the weight of the positive samples, for each label."""
         return (self._weights(batch) * self._is_known(batch).unsqueeze(1)).sum(dim=0)
 
     # -------------------------------------------------------------------------------------------------- users and items
 
     def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
-        """The vectors of the users of a batch, FP32."""
+        """Return the vectors of the users of a batch, FP32."""
         return self._answers(0, batch.single[self._user])
 
     def item_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
-        """The vectors of the items of a batch, FP32."""
+        """Return the vectors of the items of a batch, FP32."""
         return self._answers(1, batch.single[self._item])
 
     @torch.no_grad()
@@ -296,7 +296,7 @@ class LightGCN(Model):
         return {"user": user_BD, "item": item_BD, "negative": negative_BD, "first": first_3BD}
 
     def _layer_0(self) -> Float[Tensor, "N D"]:
-        """All rows of both tables; collective on many ranks."""
+        """Return all rows of both tables; collective on many ranks."""
         return torch.cat([self.embeddings.all_vectors(name) for name in self._tables])
 
     def _sampling(self, seed: int) -> EdgeSampling:
@@ -318,7 +318,7 @@ class LightGCN(Model):
         return self.graph
 
     def _answers(self, side: int, rows_B: Int64[Tensor, "B"]) -> Float[Tensor, "B D"]:
-        """The vectors of answers of users (0) or items (1)."""
+        """Return the vectors of answers of users (0) or items (1)."""
         if not self.config.num_layers:
             with torch.no_grad():
                 return self.embeddings.vectors(self._tables[side], rows_B)
@@ -386,7 +386,7 @@ def _refresh_before_saving(model: LightGCN, prefix: str, keep_vars: bool) -> Non
 
 
 def _user_and_item(inputs: InputSpec) -> tuple[int, int]:
-    """The places of user and item among the features with one row a sample.
+    """Return the places of user and item among the features with one row a sample.
 
     Raises:
         SchemaError: there are others, or both share a table.

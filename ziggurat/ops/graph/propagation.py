@@ -91,7 +91,7 @@ def propagate(
     dtype: torch.dtype = torch.float32,
     sampling: EdgeSampling | None = None,
 ) -> Float[Tensor, "Q D"]:
-    """`propagate_reference` by the fastest implementation that serves these inputs; knows no gradients.
+    """Compute `propagate_reference` by the fastest implementation that serves these inputs; knows no gradients.
 
     `rows` must be rows of the graph: the kernel does not look.
     """
@@ -150,7 +150,7 @@ def layer_average(
     rows: Int64[Tensor, "Q"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "Q D"], Float[Tensor, "Q D"]]:
-    """Rows of `layer_average_reference` and of x by the fastest implementation that serves, differentiable by x.
+    """Compute rows of `layer_average_reference` and of x by the fastest implementation, differentiable by x.
 
     Args:
         graph: A, a square matrix.
@@ -215,7 +215,7 @@ class _LayerAverage(torch.autograd.Function):
 def _average(
     graph: Graph, x_ND: Tensor, *, rows: Tensor | None, first: Tensor, num_layers: int, dtype: torch.dtype
 ) -> Tensor:
-    """Rows of x + A (x + A (x + …)), divided by K + 1; `first` are those of x."""
+    """Return rows of x + A (x + A (x + …)), divided by K + 1; `first` are those of x."""
     base_QD = x_ND if rows is None else first
     if not num_layers:
         return base_QD.clone()

@@ -22,7 +22,7 @@ _SERVED = (torch.float32, torch.bfloat16)
 
 
 def why_not_triton(x_CD: Tensor, *, base: Tensor | None, dtype: torch.dtype) -> str:
-    """The reason why the kernel cannot serve features; "" if it can.
+    """Return the reason why the kernel cannot serve features; "" if it can.
 
     Args:
         x_CD: features.
@@ -44,7 +44,7 @@ def propagate_triton(
     dtype: torch.dtype,
     sampling: EdgeSampling | None,
 ) -> Float[Tensor, "Q D"]:
-    """`propagate_reference` where `why_not_triton` has no reason against it."""
+    """Compute `propagate_reference` where `why_not_triton` has no reason against it."""
     num_rows = graph.num_rows if rows is None else len(rows)
     dim = x_CD.shape[1]
     out_QD = torch.empty(num_rows, dim, dtype=dtype, device=x_CD.device)

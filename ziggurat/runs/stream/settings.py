@@ -23,7 +23,7 @@ from ziggurat.training.delayed_losses import DelayedLoss
 
 
 def for_stream(config: RunConfig) -> RunConfig:
-    """The settings of a run as a stream has them.
+    """Return the settings of a run as a stream has them.
 
     Raises:
         ConfigError: one of them has no place in a stream.
@@ -79,7 +79,7 @@ def for_stream(config: RunConfig) -> RunConfig:
 
 
 def with_delayed_label(config: RunConfig, delay: DelayConfig) -> RunConfig:
-    """The settings of a run whose losses know which label comes later.
+    """Return the settings of a run whose losses know which label comes later.
 
     Args:
         config: of the run.
@@ -198,7 +198,7 @@ def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: S
 
 
 def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
-    """The settings of a stream that goes on, with the teachers that it began with.
+    """Return the settings of a stream that goes on, with the teachers that it began with.
 
     The side table may have others since: a student has a head, or a feature, for each teacher from its first step on.
 
@@ -224,7 +224,7 @@ def with_teachers_of(config: RunConfig, stored: RunConfig) -> RunConfig:
 
 
 def with_growing_tables(schema: Schema, *, num_rows: int) -> Schema:
-    """The schema with tables that grow in the place of those whose vocabulary is fitted to the history.
+    """Return the schema with tables that grow in the place of those whose vocabulary is fitted to the history.
 
     Args:
         schema: of the stream.
