@@ -65,7 +65,7 @@ from ziggurat.typed import CountOrNone, Dim, FloatOrZero, checked
 NEGATIVES = "lightgcn.negatives"
 _EDGES = "lightgcn.edges"
 _DRAWS = 8  # negatives that are tried for a sample; a user who took half of all items misses all with 1 in 256
-_OF_EDGES = 1 << 16  # a purpose of drawn bits, beside those of negatives, which are 0 to _DRAWS
+_OF_EDGES = 1 << 16  # a purpose of drawn bits, beside those of negatives, which are below _DRAWS
 
 
 class LayerDtype(StrEnum):
