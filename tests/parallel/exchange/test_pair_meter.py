@@ -56,8 +56,22 @@ def test_the_slowest_rank_times_an_order_for_all() -> None:
 
 def test_an_address_is_that_on_the_way_to_where_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert pair_meter._address() == "127.0.0.1"
+    assert where_this_rank_is()[1] == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
-    assert pair_meter._address() == ""
+    assert where_this_rank_is()[1] == ""
     monkeypatch.delenv("MASTER_ADDR")
-    assert pair_meter._address() == ""
+    assert where_this_rank_is()[1] == ""
+
+
+def test_a_loopback_gives_way_to_the_address_on_the_way_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"head": "127.0.0.1", "10.0.0.2": "10.0.0.1"}
+    monkeypatch.setattr(pair_meter, "_address", lambda target: ways.get(target, ""))
+    monkeypatch.setenv("MASTER_ADDR", "head")
+    assert where_this_rank_is()[1] == "127.0.0.1"
+    assert where_this_rank_is(towards="10.0.0.2")[1] == "10.0.0.1"
+    assert where_this_rank_is(towards="10.9.9.9")[1] == "127.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.2")
+    assert where_this_rank_is(towards="10.0.0.3")[1] == "10.0.0.1", "a way that others can use stays"
+    assert pair_meter.is_loopback("::1")
+    assert pair_meter.is_loopback("127.0.1.1")
+    assert not pair_meter.is_loopback("10.0.0.1")

@@ -7,14 +7,17 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ziggurat.errors import ConfigError
+from ziggurat.planning.rank_order.algorithms import CollectiveAlgorithm
 from ziggurat.planning.rank_order.plots import write_picture
-from ziggurat.planning.rank_order.rank_order import Machine, MeasuredOrders, RankOrder, compare, make_order
+from ziggurat.planning.rank_order.rank_order import Machine, MeasuredOrders, OrderNow, RankOrder, compare, make_order
 
 from .networks import network
 
+ORDERED = [each.name for each in CollectiveAlgorithm if each.depends_on_order]
 HOSTS = (0, 1, 0, 1)
 MACHINES = tuple(Machine(name=f"vm{host}", address=f"10.0.0.{host + 1}", boot=f"boot{host}") for host in HOSTS)
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -117,6 +120,65 @@ def test_noise_alone_makes_no_order(seed: int) -> None:
     assert order.why_given == "no order crosses between hosts and racks more seldom"
     # Ranks of a host that are apart are put together all the same.
     assert make_order(network(HOSTS, [0] * 4, seed=seed), MACHINES).order != (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("algorithm", ORDERED)
+def test_an_order_is_never_dearer_than_the_launch(algorithm: str) -> None:
+    """Ranks of two hosts in turns: halving and doubling sends most to the rank N/2 places on, which is on its host."""
+    generator = np.random.default_rng(0)
+    for seed in range(12):
+        hosts = generator.permutation([0, 1] * int(generator.integers(2, 4))).tolist()
+        pairs = network(hosts, [0] * len(hosts), noise=0.05, seed=seed)
+        order = make_order(pairs, [Machine(name=f"vm{host}") for host in hosts], algorithm=algorithm)
+        cost = next(cost for cost in order.costs if cost.algorithm == algorithm)
+        assert cost.found_ms <= cost.given_ms, hosts
+    in_turns = make_order(network(HOSTS, [0] * 4), MACHINES, algorithm="halving_doubling")
+    assert in_turns.order == (0, 1, 2, 3)
+    assert in_turns.why_given == "no order that keeps ranks of a host together is cheaper"
+    # Towers lie on hosts all the same, and a run says so.
+    assert in_turns.hosts == HOSTS
+    assert in_turns.describe().startswith("host after host as found, else as given (no order that keeps")
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ORDERED if name != "ring"])
+def test_noise_makes_no_order_that_nothing_times(algorithm: str) -> None:
+    machines = [Machine(name=f"vm{rank}") for rank in range(6)]
+    order = make_order(network(range(6), [0] * 6, noise=0.1), machines, algorithm=algorithm)
+    assert not order.levels
+    assert order.order == tuple(range(6))
+    assert order.why_given == "no hosts or racks are sure, and what is gained may be noise"
+
+
+def test_one_slow_link_is_gone_around_without_levels() -> None:
+    machines = [Machine(name=f"vm{rank}") for rank in range(6)]
+    slow = network(range(6), [0] * 6, noise=0.1)
+    for one, other in ((0, 2), (2, 0)):
+        slow.long_ms[one, other] *= 20
+    order = make_order(slow, machines, algorithm="halving_doubling")
+    assert order.why_given == ""
+    assert order.order.index(2) != 2
+
+
+def test_a_verdict_has_regard_to_the_order_that_is_written() -> None:
+    last = found()
+    stale = OrderNow(is_stale=True, reasons=("it costs 2.00 times",), slower_pairs=0, faster_pairs=0)
+    kept = dataclasses.replace(last, why_given="an all-reduce took longer in the found order")
+    stays = stale.after(kept, last.order)
+    assert not stays.is_stale
+    assert stays.reasons == ("the given order stays: an all-reduce took longer in the found order",)
+    assert dataclasses.replace(stale, other_hosts=True).after(kept, last.order).is_stale
+    assert stale.after(last, (0, 1, 2, 3)) == stale
+    good = dataclasses.replace(stale, is_stale=False)
+    replaced = good.after(kept, (0, 1, 2, 3))
+    assert replaced.is_stale
+    assert replaced.reasons == ("an all-reduce took longer in the found order",)
+
+
+def test_lines_with_slots_cannot_take_ranks_of_a_host_apart() -> None:
+    with pytest.raises(ConfigError, match="takes ranks of a host apart") as refused:
+        found(order=(0, 1, 2, 3)).host_lines(form="mpi")
+    assert "--hostfile-form ports" in refused.value.ways_out[0]
+    assert len(found(order=(0, 1, 2, 3)).host_lines(form="ports")) == 4
 
 
 def test_an_order_becomes_stale_when_the_network_changes() -> None:

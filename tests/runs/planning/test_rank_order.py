@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,9 +15,10 @@ import pytest
 from ziggurat.config import to_json
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.exchange import pair_meter
 from ziggurat.planning.rank_order.rank_order import RankOrder
 from ziggurat.runs.planning import rank_order as module
-from ziggurat.runs.planning.rank_order import OrderProbeConfig, probe_order, read_order
+from ziggurat.runs.planning.rank_order import OrderProbeConfig, job_machines, probe_order, read_order
 from ziggurat.testing.ranks import run_ranks
 
 CONFIG = OrderProbeConfig(measured_bytes=1 << 12, long_bytes=1 << 14, repeats=2)
@@ -79,6 +81,63 @@ def test_a_probe_again_keeps_a_good_order_and_replaces_a_stale_one(tmp_path: Pat
     assert moved["compared"]["is_stale"]
     assert moved["order"] == (0, 1, 2, 3)
     assert moved["why"] == "no order is cheaper by the measured times"
+
+
+def refused(rank: int, path: str, changes: dict[str, Any]) -> tuple[Any, ...]:
+    with emulated([0, 1, 0, 1], 2.0):
+        try:
+            found = probe_order(dataclasses.replace(CONFIG, **changes), last=path)
+        except ConfigError as error:
+            return error.expected, error.found
+    return found.order.algorithm, found.order.num_bytes, found.order.valid_days
+
+
+def test_a_probe_again_is_for_the_collective_of_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "order.json")
+    first = run_ranks(probed, 4, [0, 1, 0, 1], 2.0, path, "")[0]
+    assert first["why"] == ""
+    order = dataclasses.replace(RankOrder.load(path), algorithm="tree", num_bytes=1 << 20, valid_days=30.0)
+    order.save(path)
+    assert run_ranks(refused, 4, path, {}) == [("tree", 1 << 20, 30.0)] * 4
+    assert run_ranks(refused, 4, path, {"valid_days": 2.0}) == [("tree", 1 << 20, 2.0)] * 4
+    for changes in ({"algorithm": "ring"}, {"num_bytes": 2 << 20}):
+        for expected, found in run_ranks(refused, 4, path, changes):
+            assert "tree, 1 MiB" in expected
+            assert found in ("ring, 1 MiB", "tree, 2 MiB")
+
+
+def test_a_stale_verdict_falls_where_the_clock_keeps_the_given_order(tmp_path: Path) -> None:
+    path = str(tmp_path / "order.json")
+    assert run_ranks(probed, 4, [0, 1, 0, 1], 1.0, path, "")[0]["order"] == (0, 1, 2, 3)
+    again = run_ranks(probed, 4, [0, 1, 0, 1], 1.0, path, path)[0]
+    assert again["order"] == (0, 1, 2, 3)
+    assert not again["compared"]["is_stale"]
+    assert "the given order stays: an all-reduce took 100.0 ms" in again["compared"]["reasons"][0]
+
+
+def addresses(rank: int, ways: dict[str, list[str]]) -> list[str]:
+    """The addresses of ranks whose ways to where all meet, and to another host, are these."""
+
+    def way(target: str) -> str:
+        return ways.get(target, [""] * 3)[rank]
+
+    agreement = Agreement()
+    try:
+        with (
+            mock.patch.object(pair_meter, "_address", way),
+            mock.patch.dict(os.environ, {"MASTER_ADDR": "head"}),
+        ):
+            return [machine.address for machine in job_machines(agreement)]
+    finally:
+        agreement.close()
+
+
+def test_the_host_that_all_meet_at_has_an_address_for_others(tmp_path: Path) -> None:
+    """Two ranks on the host "head", whose name leads it to its loopback, and one on another."""
+    ways = {"head": ["127.0.0.1", "127.0.0.1", "10.0.0.2"], "10.0.0.2": ["10.0.0.1", "10.0.0.1", "127.0.0.1"]}
+    assert run_ranks(addresses, 3, ways) == [["10.0.0.1", "10.0.0.1", "10.0.0.2"]] * 3
+    # A job on one machine has no other address.
+    assert run_ranks(addresses, 3, {"head": ["127.0.0.1"] * 3}) == [["127.0.0.1"] * 3] * 3
 
 
 def real(rank: int) -> dict[str, Any]:

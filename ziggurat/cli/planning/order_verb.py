@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.parser import add_verbose
 from ziggurat.commands import pasted
+from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.planning.rank_order.levels import Level
@@ -24,6 +26,7 @@ compares with FILE: an order that is still good stays. Examples, each after torc
 """
 HOSTFILE_FORMS = ("mpi", "ports")
 _MAX_SHOWN = 32
+_NO_END = 1e6  # MiB or days
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +36,21 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="algorithm",
         metavar="COLLECTIVE",
-        default="ring",
+        default="",
         help="ring, halving_doubling, tree, double_tree, or one of your own "
-        "(default: %(default)s, as gloo and NCCL sum large buffers)",
+        "(default: ring, as gloo and NCCL sum large buffers)",
     )
     parser.add_argument(
-        "--mib", metavar="M", type=float, default=16.0, help="of the buffer of every rank (default: %(default)g)"
+        "--mib", metavar="M", type=float, default=None, help="of the buffer of every rank (default: 16)"
     )
     parser.add_argument(
-        "--days", metavar="D", type=float, default=7.0, help="how long runs may use the order (default: %(default)g)"
+        "--days", metavar="D", type=float, default=None, help="how long runs may use the order (default: 7)"
     )
-    parser.add_argument("--again", action="store_true", help="compare with the order in FILE; keep it if it is good")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="compare with the order in FILE; keep it if it is good. --for, --mib and --days are then those of FILE",
+    )
     add_output(
         parser,
         "--hostfile",
@@ -63,30 +70,49 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
 
 def order(options: argparse.Namespace) -> int:
     """Measure, find, write, and say what was found."""
+    from ziggurat.files import write_text
     from ziggurat.runs.planning.rank_order import OrderProbeConfig, probe_order
     from ziggurat.training.report.progress import show_progress
 
-    config = OrderProbeConfig(algorithm=options.algorithm, num_bytes=int(options.mib * 2**20), valid_days=options.days)
+    config = OrderProbeConfig(
+        algorithm=options.algorithm,
+        num_bytes=math.ceil(_above_zero("--mib", options.mib, 16.0) * 2**20),
+        valid_days=_above_zero("--days", options.days, 7.0),
+    )
     progress = show_progress(verbose=options.verbose)
     probed = probe_order(config, last=options.out if options.again else "", progress=progress)
     if not probed.is_first:
         return 0
-    _write(probed.order, Path(options.out), options)
+    _write(probed.order, Path(options.out))
     if probed.compared is not None:
         _print_compared(probed.compared, probed.order, options.out)
     _print(probed.order, options)
+    # Last: where a file of hosts cannot say the order, all else is written and shown.
+    if options.hostfile:
+        write_text(options.hostfile, "\n".join(probed.order.host_lines(form=options.hostfile_form)) + "\n")
     return 0
 
 
-def _write(found: RankOrder, out: Path, options: argparse.Namespace) -> None:
-    from ziggurat.files import write_text
+def _above_zero(flag: str, value: float | None, default: float) -> float:
+    """Return the value of a flag; 0 where it was not given, which leaves the default to the probe."""
+    if value is None:
+        return 0.0
+    if 0 < value < _NO_END:
+        return value
+    raise ConfigError(
+        expected=f"a number above 0 and below {_NO_END:,.0f}",
+        found=f"{value:g}",
+        where=flag,
+        ways_out=(f"leave it out: {default:g}", f"{flag} {default:g}"),
+    )
+
+
+def _write(found: RankOrder, out: Path) -> None:
     from ziggurat.planning.rank_order.plots import write_picture
 
     found.save(out)
     found.write_matrix(out.with_suffix(".csv"))
     write_picture(found, out.with_suffix(".png"))
-    if options.hostfile:
-        write_text(options.hostfile, "\n".join(found.host_lines(form=options.hostfile_form)) + "\n")
 
 
 def _print_compared(compared: OrderNow, found: RankOrder, out: str) -> None:

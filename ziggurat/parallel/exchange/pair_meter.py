@@ -11,6 +11,7 @@ network between hosts is what an order is about, and N² communicators of NCCL a
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import statistics
@@ -141,21 +142,32 @@ def _group(order: Sequence[int]) -> dist.ProcessGroup:
     return made
 
 
-def where_this_rank_is() -> tuple[str, str, str]:
-    """Return the name of the host, the address that other ranks reach it by, and what a new start of it changes."""
-    return socket.gethostname(), _address(), boot_id()
+def where_this_rank_is(*, towards: str = "") -> tuple[str, str, str]:
+    """Return the name of the host, the address that other ranks reach it by, and what a new start of it changes.
+
+    Args:
+        towards: address of another host, to ask for a way to where the way to the meeting of all ranks is a loopback.
+    """
+    address = _address(os.environ.get("MASTER_ADDR", ""))
+    if towards and (not address or is_loopback(address)):
+        address = _address(towards) or address
+    return socket.gethostname(), address, boot_id()
 
 
-def _address() -> str:
-    """Return this host's address on the way to the rank that all meet at; "" without a launcher that names it."""
-    master = os.environ.get("MASTER_ADDR", "")
-    if not master:
+def is_loopback(address: str) -> bool:
+    """Return True for an address that leads a host to itself alone."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _address(target: str) -> str:
+    """Return this host's address on the way to another one; "" where no target is named or none is found."""
+    if not target:
         return ""
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             # Of a datagram socket: nothing is sent, the system only chooses a way.
-            probe.connect(target)
+            probe.connect(place)
             return str(probe.getsockname()[0])
     except OSError:
         return ""

@@ -27,6 +27,7 @@ from ziggurat.planning.rank_order.search import SearchConfig, find_order
 from ziggurat.typed import checked
 
 MIN_GAIN = 1.05  # of an order that is found against the one that was given, by cost and by the clock: less is noise
+UNSURE_GAIN = 1.5  # of an order that nothing times, where no level is sure: what two levels differ by at least
 STALE_COST = 1.1  # of an order in a newer probe, against the best one of that probe
 
 RANK_ORDER = Format(
@@ -159,6 +160,12 @@ class RankOrder:
         keys = {machine.key for machine in self.machines}
         return tuple(range(self.world_size)) if len(keys) == self.world_size else ()
 
+    @property
+    def _given_parts_hosts(self) -> bool:
+        """True if ranks of one found host are apart in the given order."""
+        at = [self.hosts[rank] for rank in self.given] if self.hosts else []
+        return sum(one != other for one, other in itertools.pairwise(at)) >= max(1, len(set(at)))
+
     def level(self, name: str) -> Level | None:
         """Return a level by its name."""
         return next((level for level in self.levels if level.name == name), None)
@@ -168,7 +175,9 @@ class RankOrder:
         shown = ", ".join(map(str, self.order[:16])) + (" …" if self.world_size > 16 else "")
         hosts = f"; {len(set(self.hosts))} hosts as found" if self.hosts else "; hosts as the launcher says"
         if self.why_given:
-            return f"that which was given ({self.why_given}){hosts}"
+            # A run puts ranks of a host together in any case: towers and copies within hosts need it.
+            kept = "host after host as found, else as given" if self._given_parts_hosts else "that which was given"
+            return f"{kept} ({self.why_given}){hosts}"
         return f"{shown}, found for {self.algorithm} at {self.measured_at}{hosts}"
 
     def with_order(self, ranks: Sequence[int], *, why_given: str = "") -> RankOrder:
@@ -243,6 +252,10 @@ class RankOrder:
             form: "mpi" ("10.0.0.1 slots=2"; Open MPI, and what launches NCCL's tests) or "ports" ("10.0.0.1 12400",
                 one line a rank, as LightGBM's list of machines).
             port: of the first rank of each host; the next rank has the next one.
+
+        Raises:
+            ConfigError: the form is "mpi" and the order takes ranks of a host apart. Open MPI refuses two lines with
+                slots of one host, and puts the ranks of lines without slots together.
         """
         addresses = [self.machines[rank].address or self.machines[rank].name for rank in self.order]
         if form == "ports":
@@ -253,6 +266,16 @@ class RankOrder:
                 lines[-1] = (address, lines[-1][1] + 1)
             else:
                 lines.append((address, 1))
+        if len(lines) > len(set(addresses)):
+            raise ConfigError(
+                expected="an order with the ranks of each host together, as lines with slots have them",
+                found=f"an order that takes ranks of a host apart: {', '.join(addresses[:8])} …",
+                where="file of hosts for MPI",
+                ways_out=(
+                    "--hostfile-form ports: a line for each rank",
+                    "launch the ranks host after host, and measure again",
+                ),
+            )
         return [f"{address} slots={count}" for address, count in lines]
 
     def write_matrix(self, path: str | Path) -> None:
@@ -273,14 +296,30 @@ class OrderNow:
     Args:
         is_stale: True if the order should be replaced.
         reasons: in words; of a good order, why.
+        other_hosts: True if other ranks than before are together on a host.
         slower_pairs: pairs that take twice as long as before, or more.
         faster_pairs: that take half as long, or less.
     """
 
     is_stale: bool
     reasons: tuple[str, ...]
+    other_hosts: bool = False
     slower_pairs: int
     faster_pairs: int
+
+    def after(self, kept: RankOrder, last: Sequence[int]) -> OrderNow:
+        """Return the verdict in view of the order that is written, which all-reduces by the clock had a say in.
+
+        Args:
+            kept: the order that takes the place of the last one.
+            last: the last order, the rank at every place.
+        """
+        is_same = kept.order == tuple(last)
+        if self.is_stale and is_same and not self.other_hosts:
+            return replace(self, is_stale=False, reasons=(f"the given order stays: {kept.why_given}",))
+        if not self.is_stale and not is_same:
+            return replace(self, is_stale=True, reasons=(kept.why_given,))
+        return self
 
 
 def make_order(
@@ -315,10 +354,9 @@ def make_order(
     host = next((level for level in levels if level.name == "host" and level.is_used), None)
     hosts = () if host is None else host.groups
     found = find_order(pairs, wanted, num_bytes=num_bytes, hosts=hosts, given=given, config=search).order
-    why_given = "" if found != given else "no order is cheaper by the measured times"
-    if found != given and not _gains(given, found, pairs, levels, wanted, num_bytes=num_bytes, hosts=hosts):
+    why_given = _why_given(given, found, pairs, levels, wanted, num_bytes=num_bytes)
+    if why_given:
         found = given
-        why_given = "no order crosses between hosts and racks more seldom"
     latency_ms, long_ms = pairs.upper()
     return RankOrder(
         world_size=pairs.num_ranks,
@@ -339,13 +377,14 @@ def make_order(
 
 
 def compare(last: RankOrder, newer: RankOrder) -> OrderNow:
-    """Say how the order of a probe fares by the times of a newer one of the same job."""
+    """Say how the order of a probe fares by the times of a newer one of the same job, for the same collective."""
     pairs = newer.pairs
     algorithm = algorithm_named(last.algorithm)
     cost = algorithm.cost_ms(last.order, pairs, num_bytes=last.num_bytes)
     best = algorithm.cost_ms(newer.order, pairs, num_bytes=last.num_bytes)
     reasons = []
-    if last.hosts != newer.hosts:
+    other_hosts = last.hosts != newer.hosts
+    if other_hosts:
         reasons.append("the ranks that are near each other as on one host are others")
     if cost > STALE_COST * best:
         reasons.append(f"it costs {cost / best:.2f} times what the best order of the newer probe does")
@@ -354,12 +393,13 @@ def compare(last: RankOrder, newer: RankOrder) -> OrderNow:
     return OrderNow(
         is_stale=bool(reasons),
         reasons=tuple(reasons) or (good,),
+        other_hosts=other_hosts,
         slower_pairs=sum(now >= 2 * before for before, now in pairs_now),
         faster_pairs=sum(now <= before / 2 for before, now in pairs_now),
     )
 
 
-def _gains(
+def _why_given(
     given: Sequence[int],
     found: Sequence[int],
     pairs: PairTimes,
@@ -367,15 +407,23 @@ def _gains(
     algorithm: CollectiveAlgorithm,
     *,
     num_bytes: int,
-    hosts: Sequence[int],
-) -> bool:
-    """Return True if an order is cheaper also by times without their noise, and not by it alone."""
-    at = [hosts[rank] for rank in given] if hosts else []
-    if sum(one != other for one, other in itertools.pairwise(at)) >= max(1, len(set(hosts))):
-        return True  # the given one takes ranks of a host apart, which towers cannot use
-    even = without_noise(pairs, levels)
-    before, after = (algorithm.cost_ms(order, even, num_bytes=num_bytes) for order in (given, found))
-    return before >= MIN_GAIN * after
+) -> str:
+    """Return why the given order stays; "" if the found one is cheaper by all times, and by times without their noise."""
+    if found == given:
+        return "no order is cheaper by the measured times"
+
+    def gain(times: PairTimes) -> float:
+        before, after = (algorithm.cost_ms(order, times, num_bytes=num_bytes) for order in (given, found))
+        return before / after
+
+    # The given order may take ranks of a host apart, which a found one never does: it can then be the cheaper one.
+    if gain(pairs) <= 1.0:
+        return "no order that keeps ranks of a host together is cheaper"
+    if not algorithm.is_gloos and not any(level.is_used for level in levels) and gain(pairs) < UNSURE_GAIN:
+        return "no hosts or racks are sure, and what is gained may be noise"
+    if gain(without_noise(pairs, levels)) < MIN_GAIN:
+        return "no order crosses between hosts and racks more seldom"
+    return ""
 
 
 def order_costs(
