@@ -408,7 +408,7 @@ def _why_given(
     *,
     num_bytes: int,
 ) -> str:
-    """Return why the given order stays; "" if the found one is cheaper by all times, and by times without their noise."""
+    """Return why the given order stays; "" if the found one costs less, also by times without their noise."""
     if found == given:
         return "no order is cheaper by the measured times"
 
