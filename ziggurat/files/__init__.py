@@ -44,6 +44,7 @@ from ziggurat.files.reading import (
     read_toml,
 )
 from ziggurat.files.writing import (
+    is_temporary,
     left_behind,
     make_room,
     publish,
@@ -70,6 +71,7 @@ __all__ = [
     "Seal",
     "check_version",
     "digest_of",
+    "is_temporary",
     "left_behind",
     "make_room",
     "parse_json",

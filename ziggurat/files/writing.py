@@ -177,10 +177,18 @@ def _exchanged(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
+_TEMPORARY = re.compile(r"\..{1,120}\.\d{1,9}\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
 def temporary_beside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     # Cut, so that the rest still fits the 255 bytes of a file's name.
     return path.with_name(f".{path.name[:120]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file of this name is one that is being written here, or was when its process was killed."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def left_behind(path: Path, *, is_alone: bool = False) -> list[Path]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import subprocess
+import sys
+import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +41,32 @@ def _huge(content: bytearray, at: int) -> None:
     content[at + 5 : at + 9] = b"\xff\xff\xff\xff"
 
 
+def tarred(content: bytes) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        entry = tarfile.TarInfo("1.jpg")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()
+
+
+def _with_a_second_frame() -> bytes:
+    """A JPEG that says its size twice, the second time beyond the bytes that are read first, and much larger."""
+    content = encoded(photo(), "JPEG")
+    at = content.index(b"\xff\xc0")
+    frame = bytearray(content[at : at + 19])
+    comment = b"\xff\xfe" + (2000).to_bytes(2) + bytes(1998)
+    larger = frame.copy()
+    _huge(larger, 0)
+    return content[:at] + bytes(frame) + comment + bytes(larger) + content[at + 19 :]
+
+
 REFUSED: dict[str, tuple[Callable[[], bytes], Reason]] = {
     "empty": (lambda: b"", Reason.NO_PICTURE),
+    "jpeg 2000": (lambda: b"\0\0\0\x0cjP  \r\n\x87\n", Reason.OTHER_FORMAT),
+    "avif": (lambda: b"\0\0\0 ftypavif\0\0\0\0", Reason.OTHER_FORMAT),
+    "tar": (lambda: tarred(encoded(photo(), "JPEG")), Reason.OTHER_FORMAT),
+    "two frames": (_with_a_second_frame, Reason.TOO_MANY_PIXELS),
     "text": (lambda: b"a list of shoes\n", Reason.NO_PICTURE),
     "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", Reason.NO_PICTURE),
     "cut jpeg": (lambda: encoded(photo(), "JPEG")[:-400], Reason.BROKEN),
@@ -102,6 +130,32 @@ def test_limits_are_those_that_were_given(tmp_path: Path) -> None:
         PictureFile(path, limits=PictureLimits(max_bytes=100)).pixels(32)
 
 
+def test_the_limit_of_pixels_is_ours_and_not_that_of_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, encoded(photo(20, 30), "PNG"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert PictureFile(path, limits=PictureLimits(max_pixels=600)).pixels(32).shape == (32, 32, 3)
+    with pytest.raises(RefusedPictureError, match=r"too many pixels: 600 pixels$"):
+        PictureFile(path, limits=PictureLimits(max_pixels=200)).pixels(32)
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def test_transparency_takes_twice_the_memory_of_its_pixels_and_no_more(tmp_path: Path) -> None:
+    side = 3000
+    path = written(tmp_path, encoded(Image.new("RGBA", (side, side), (10, 20, 30, 40)), "PNG", compress_level=1))
+    program = (
+        "import resource, sys; from pathlib import Path; from ziggurat.data.pictures.picture_file import PictureFile\n"
+        "small = PictureFile(Path(sys.argv[2])).pixels(64)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "PictureFile(Path(sys.argv[1])).pixels(64)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    other = written(tmp_path, encoded(photo().convert("RGBA"), "PNG"), "other")
+    done = subprocess.run(
+        [sys.executable, "-c", program, path, other], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert 1024 * int(done.stdout) < 2.3 * 4 * side**2
+
+
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "JPEG"])
 def test_every_format_gives_the_square_in_the_middle(kind: str, tmp_path: Path) -> None:
     picture = photo(90, 120)
@@ -118,6 +172,17 @@ def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
         "la": Image.new("LA", (20, 20), (10, 0)),
     }.items():
         assert (PictureFile(written(tmp_path, encoded(picture, "PNG"), name)).pixels(32) == 255).all()
+
+
+def test_half_of_what_is_transparent_becomes_white(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    picture = photo(90, 120).convert("RGBA")
+    picture.putalpha(Image.fromarray(draw.integers(0, 256, (8, 6), dtype=np.uint8)).resize((90, 120)))
+    white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+    plain = Image.alpha_composite(white, picture).convert("RGB")
+    pixels = PictureFile(written(tmp_path, encoded(picture, "PNG"))).pixels(64)
+    wanted = plain.crop((0, 15, 90, 105)).resize((64, 64), Image.Resampling.BICUBIC)
+    assert np.abs(pixels.astype(int) - np.asarray(wanted)).mean() < 1
 
 
 def test_a_camera_turned_picture_stands_upright(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from ziggurat.data.pictures.found import find_pictures
 from ziggurat.data.pictures.jpeg_scans import USUAL_SCANS, JpegScans
 from ziggurat.data.pictures.picture_file import PictureFile
 from ziggurat.data.pictures.progressive import ProgressiveFolder, as_progressive
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, FileError
 
 
 def scans_of(content: bytes) -> JpegScans:
@@ -77,3 +78,62 @@ def test_pictures_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(encoded(photo(), "JPEG"))
     with pytest.raises(ConfigError, match="_progressive"):
         ProgressiveFolder(tmp_path).check(find_pictures([tmp_path]))
+
+
+def copied(shop: Path, out: Path) -> ProgressiveFolder:
+    folder = ProgressiveFolder(out)
+    pictures = find_pictures([shop], without=(out, folder.refused_path))
+    folder.check(pictures)
+    for picture in pictures:
+        folder.write(picture)
+    return folder
+
+
+def test_a_copy_of_a_picture_that_has_changed_is_not_kept_without_a_word(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    for number in range(2):
+        (shop / f"{number}.jpg").write_bytes(encoded(photo(seed=number), "JPEG"))
+        os.utime(shop / f"{number}.jpg", (1_600_000_000, 1_600_000_000))
+    out = tmp_path / "copies"
+    copied(shop, out)
+    (shop / "1.jpg").write_bytes(encoded(photo(seed=7), "JPEG"))
+    with pytest.raises(FileError, match=r"1 files of another time, the first .*1\.jpg") as error:
+        copied(shop, out)
+    # The first way out.
+    command = str(error.value).split("again: ")[1].splitlines()[0]
+    assert command == f"rm {out / '1.jpg'}"
+    (out / "1.jpg").unlink()
+    done = copied(shop, out).done
+    assert (done.num_there, done.num_rewritten) == (1, 1)
+    assert copied(shop, out).done.num_there == 2
+
+
+def test_nothing_that_is_no_copy_is_written_over(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    other = tmp_path / "holidays"
+    for folder, seed in ((shop, 0), (other, 1)):
+        folder.mkdir()
+        (folder / "1.jpg").write_bytes(encoded(photo(seed=seed), "JPEG"))
+    os.utime(other / "1.jpg", (1_600_000_000, 1_600_000_000))
+    before = (other / "1.jpg").read_bytes()
+    with pytest.raises(FileError, match=r"--out .*holidays_new"):
+        copied(shop, other)
+    assert (other / "1.jpg").read_bytes() == before
+
+
+def test_copies_of_pictures_that_are_gone_are_named(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    for number in range(2):
+        (shop / f"{number}.jpg").write_bytes(encoded(photo(seed=number), "JPEG"))
+    copied(shop, tmp_path / "copies")
+    (shop / "0.jpg").unlink()
+    assert copied(shop, tmp_path / "copies").done.others == ["0.jpg"]
+
+
+def test_copies_below_the_pictures_are_not_copied_again(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").write_bytes(encoded(photo(), "JPEG"))
+    for _ in range(2):
+        done = copied(tmp_path, tmp_path / "copies").done
+    assert (done.num_there, done.num_rewritten, done.refused.total()) == (1, 0, 0)

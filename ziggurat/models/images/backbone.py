@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,12 +82,16 @@ class Backbone(nn.Module):
             )
         network = timm.create_model(config.name, pretrained=False)
         settings: dict[str, Any] = network.pretrained_cfg
-        self._load(network, head=settings["classifier"])
+        # Networks that were distilled have two last layers.
+        last = settings["classifier"]
+        self._load(network, heads=(last,) if isinstance(last, str) else tuple(last or ()))
         self.network = network.eval().to(memory_format=torch.channels_last)
         self.mean = nn.Buffer(torch.tensor(settings["mean"]).view(1, 3, 1, 1), persistent=False)
         self.std = nn.Buffer(torch.tensor(settings["std"]).view(1, 3, 1, 1), persistent=False)
-        self.fixed_resolution: int = settings["input_size"][1] if settings.get("fixed_input_size") else 0
-        self.dim: int = network.num_features
+        self.trained_resolution: int = settings["input_size"][1]
+        self.fixed_resolution: int = self.trained_resolution if settings.get("fixed_input_size") else 0
+        # Where a head widens what was averaged (MobileNetV3), `num_features` counts what goes into it.
+        self.dim: int = getattr(network, "head_hidden_size", None) or network.num_features
         self.requires_grad_(False)
 
     @torch.inference_mode()
@@ -106,33 +111,48 @@ class Backbone(nn.Module):
             self(torch.zeros(1, resolution, resolution, 3, dtype=torch.uint8))
         return counter.get_total_flops()
 
-    def check_resolution(self, resolution: int) -> None:
+    def check_resolution(self, resolution: int, *, instead: Callable[[int], str] = "--resolution {}".format) -> None:
         """Refuse a resolution that the network cannot take.
 
+        Args:
+            resolution: asked for.
+            instead: gives the way out, in the words of the command, for a resolution that it can take.
+
         Raises:
-            ConfigError: it takes another one alone, or so small a picture has no place left behind its strides.
+            ConfigError: it takes another one alone, or so small a picture has no place left behind its strides, or it
+                fails over it.
         """
         if self.fixed_resolution and resolution != self.fixed_resolution:
             raise ConfigError(
                 expected=f"resolution {self.fixed_resolution}, the only one that {self.config.name} takes",
                 found=str(resolution),
                 where="the resolution",
-                ways_out=(f"--resolution {self.fixed_resolution}", "take a convolutional network, which takes any"),
+                ways_out=(instead(self.fixed_resolution), "take a convolutional network, which takes any"),
             )
         if resolution < _STRIDE:
             raise ConfigError(
                 expected=f"a resolution of at least {_STRIDE}",
                 found=str(resolution),
                 where="the resolution",
-                ways_out=f"--resolution {2 * _STRIDE}",
+                ways_out=instead(2 * _STRIDE),
             )
+        try:
+            self.flops(resolution)
+        # What a network raises over a size that it cannot cut into its windows is its own affair.
+        except Exception as error:
+            raise ConfigError(
+                expected=f"a resolution that {self.config.name} takes",
+                found=f"{resolution}: {error}"[:300],
+                where="the resolution",
+                ways_out=f"{instead(self.trained_resolution)}, at which it was trained",
+            ) from error
 
-    def _load(self, network: nn.Module, *, head: str) -> None:
+    def _load(self, network: nn.Module, *, heads: Sequence[str]) -> None:
         wanted = network.state_dict()
         given = with_timm_names(read_weights(self.config.weights), names=list(wanted))
         missing = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
         # A network that was trained for other classes has another last layer, which no vector passes through.
-        classes = [name for name in wanted if name.startswith(f"{head}.")]
+        classes = [name for name in wanted if name.startswith(tuple(f"{head}." for head in heads))]
         differing = [name for name in wanted if name in given and given[name].shape != wanted[name].shape]
         unknown = [name for name in given if name not in wanted]
         problems = [name for name in (*missing, *differing) if name not in classes]
@@ -150,6 +170,14 @@ class Backbone(nn.Module):
                 ),
                 where=self.config.weights,
                 ways_out=("name the network that they belong to: --backbone NAME", "name its own file: --weights FILE"),
+            )
+        broken = [name for name, value in given.items() if value.is_floating_point() and not value.isfinite().all()]
+        if broken:
+            raise DataError(
+                expected=f"finite weights of {self.config.name}",
+                found=f"NaN or infinity in {len(broken)} tensors, the first {broken[0]!r}",
+                where=self.config.weights,
+                ways_out="name a file of another run, or of an earlier step: --weights FILE",
             )
         network.load_state_dict({name: value for name, value in given.items() if name not in differing}, strict=False)
 

@@ -103,6 +103,12 @@ def refused_beside(out: str | Path) -> Path:
     return target.with_name(f"{target.stem}_refused.csv")
 
 
+def written_with(out: str | Path) -> tuple[Path, ...]:
+    """Return all that embedding into a table writes, which is no picture where it lies among pictures."""
+    target = Path(out)
+    return target, refused_beside(target), parts_of(target)
+
+
 def embed_pictures(
     pictures: Sequence[FoundPicture],
     *,

@@ -6,6 +6,7 @@
     shard 1 │ 2 │ 3 │ 4     fit on three, look at the fourth: scores, and which resolutions are good   (each in turn)
                                      │
                                      ├─► thresholds, from all held-out scores
+                                     ├─► what is printed: each shard by thresholds from the scores of the three others
                                      └─► the map itself is fitted again on all
 
 *Good* is a vector whose cosine to that of the whole file is at least τ; or, where classes are given, one that a linear
@@ -42,7 +43,9 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, Range, checked
 
 _BATCH = 32
-_LEAST_PICTURES = 40
+LEAST_PICTURES = 40
+# All combinations of thresholds are tried: 17 for each resolution but the last.
+_MOST_RESOLUTIONS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +71,15 @@ class ScaleConfig:
 
     def __post_init__(self) -> None:
         ascending = tuple(sorted(set(self.resolutions)))
-        if len(ascending) < 2 or ascending != self.resolutions or len(self.num_scans) != len(self.resolutions):
+        is_ladder = 2 <= len(ascending) <= _MOST_RESOLUTIONS and ascending == self.resolutions
+        if not is_ladder or len(self.num_scans) != len(self.resolutions) or min(self.num_scans) < 0:
+            usable = ascending if 2 <= len(ascending) <= _MOST_RESOLUTIONS else (128, 224, 288)
+            scans = (4, *(6 for _ in usable[1:]))
             raise ConfigError(
-                expected="two resolutions or more, ascending, and a number of scans for each",
+                expected=f"two to {_MOST_RESOLUTIONS} resolutions, ascending, and for each a number of scans, 0: all",
                 found=f"resolutions {self.resolutions}, scans {self.num_scans}",
                 where="the scale model",
-                ways_out="--resolutions 128,224,288 --scans 4,6,6",
+                ways_out=f"--resolutions {','.join(map(str, usable))} --scans {','.join(map(str, scans))}",
             )
 
 
@@ -84,10 +90,10 @@ class ScaleFit:
     Args:
         model: to be saved, and given to `embed_pictures`.
         num_pictures: that it was fitted on.
-        shares: of the held-out pictures that end at each resolution.
+        shares: of the held-out pictures that end at each resolution, by thresholds that were chosen without them.
         good: share of them whose vector is good at each resolution, if all were taken there.
-        good_chosen: the same at the chosen resolutions.
-        flops: of a picture at the chosen resolutions, the thumbnail included; a mean.
+        good_chosen: the same at the resolutions where they end.
+        flops: of a picture at the resolution where it ends, the thumbnail included; a mean.
         flops_fixed: of a picture at each resolution.
         held_scores: of the pictures while they were held out, for thresholds of another tolerance.
         held_good: whether their vectors were good at each resolution.
@@ -165,12 +171,22 @@ def fit_scale_model(
     """
     config = config or ScaleConfig()
     num = len(vectors[0])
-    if num < _LEAST_PICTURES:
+    if num < LEAST_PICTURES:
         raise DataError(
-            expected=f"at least {_LEAST_PICTURES} pictures to learn from",
+            expected=f"at least {LEAST_PICTURES} pictures to learn from",
             found=f"{num}",
             where="the scale model",
             ways_out=("name more pictures", "leave the scale model out: ziggurat images embed --resolution R"),
+        )
+    if classes is not None and len(set(classes)) < 2:
+        raise DataError(
+            expected="pictures of at least two classes: the names of the folders that they lie in",
+            found=f"one class, {next(iter(classes))!r}: every vector would be good",
+            where="the scale model, --by-class",
+            ways_out=(
+                "name the folder above those of the classes",
+                "leave --by-class out: --tau says which vectors are good",
+            ),
         )
     costs = [flops[0], *(flops[0] + each for each in flops[1:])]
     by_resolution = vectors[:-1]
@@ -187,7 +203,12 @@ def fit_scale_model(
     model, _ = _fitted(vectors, torch.ones(num, dtype=torch.bool), classes=classes, config=config)
     model.thresholds = thresholds
     model.backbone = dict(backbone)
-    places = chosen(scores, thresholds)
+    places = torch.zeros(num, dtype=torch.int64)
+    for number in range(config.shards):
+        # Thresholds flatter the pictures that they were chosen on: of few pictures, by several of a hundred.
+        held = shard == number
+        others = cheapest_thresholds(scores[~held], is_good[~held], costs, tolerance=config.tolerance)
+        places[held] = chosen(scores[held], others)
     return ScaleFit(
         model=model,
         num_pictures=num,
