@@ -252,3 +252,16 @@ def test_vectors_are_a_feature_of_any_model(shop: Path, tmp_path: Path) -> None:
     )
     result = zg.train_run(config, folder=tmp_path / "run")
     assert result.evaluations["test"].metrics["auc"] > 0.95
+
+
+def test_the_lines_of_the_guide_find_the_picture_itself_first(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed_pictures(find_pictures([shop]), backbone=TinyBackbone(), out=tmp_path / "vectors.parquet", config=SMALL)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[3] / "docs/guides/pictures.md").read_text()
+    lines = page.split("## Items that look alike")[1].split("```py\n")[1].split("```")[0]
+    # A later row than the first, which any order might begin with.
+    exec(lines.replace("unit[:1]", "unit[9:10]"), {"pl": pl})
+    said = capsys.readouterr().out
+    assert next(name for name in said.split(chr(34)) if name.endswith(".jpg")) == "09.jpg"
