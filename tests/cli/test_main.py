@@ -66,6 +66,7 @@ FROZEN = {
     },
     "images embed": {
         *("--backbone", "--weights", "--out", "--resolution", "--scale-model", "--batch-size", "--max-pixels"),
+        "--compile",
     },
     "images scale": {
         *("--backbone", "--weights", "--out", "--resolutions", "--scans", "--by-class", "--tau", "--tolerance"),

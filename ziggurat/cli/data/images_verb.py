@@ -60,6 +60,11 @@ def _add_embed(parser: argparse.ArgumentParser) -> None:
         "--scale-model", metavar="FILE", default="", help="of `images scale`: picks the resolution of each picture"
     )
     _add_batch(parser)
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile kernels for each resolution: half a minute each, then faster; needs a C++ compiler",
+    )
     _add_limits(parser)
     add_verbose(parser)
 
@@ -156,6 +161,7 @@ def _embed(options: argparse.Namespace) -> int:
     config = EmbedConfig(
         resolution=224 if options.resolution is None else options.resolution,
         batch_size=options.batch_size,
+        compiled=options.compile,
         limits=PictureLimits(max_pixels=options.max_pixels),
     )
     pictures = find_pictures(options.pictures, without=written_with(options.out))

@@ -97,6 +97,10 @@ class Backbone(nn.Module):
     @torch.inference_mode()
     def forward(self, pixels: UInt8[Tensor, "B R R 3"]) -> Float[Tensor, "B D"]:
         """Return the vectors of pictures of one resolution."""
+        return self.vectors(pixels)
+
+    def vectors(self, pixels: UInt8[Tensor, "B R R 3"]) -> Float[Tensor, "B D"]:
+        """Compute what `forward` returns, in whatever mode the caller is: torch.compile does not look behind one."""
         # A view: bytes in the order of a picture are channels-last already.
         planes = pixels.permute(0, 3, 1, 2).float()
         features = self.network.forward_features((planes / 255 - self.mean) / self.std)

@@ -42,6 +42,7 @@ from ziggurat.files import Format, digest_of, replacing
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.parts import PartsFolder, parts_of
 from ziggurat.models.images.backbone import Backbone
+from ziggurat.models.images.compiled import CompiledBackbone
 from ziggurat.models.images.scale_choice import OneResolution, ScaleChoice
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, checked
@@ -63,6 +64,7 @@ class EmbedConfig:
         resolution: of all pictures, where no choice is given.
         num_scans: of a progressive JPEG that are read, likewise; 0: all.
         batch_size: pictures that the backbone computes together.
+        compiled: by kernels that are compiled for each resolution: half a minute each, and the last bits differ.
         part_pictures: pictures of a part, the unit of going on after a kill.
         limits: above which a picture is refused.
     """
@@ -70,6 +72,7 @@ class EmbedConfig:
     resolution: Count = 224
     num_scans: int = 0
     batch_size: Count = 32
+    compiled: bool = False
     part_pictures: Count = 512
     limits: PictureLimits = field(default_factory=PictureLimits)
 
@@ -213,13 +216,14 @@ class _Embedder:
     """
 
     def __init__(self, backbone: Backbone, *, scale: ScaleChoice, config: EmbedConfig) -> None:
-        self._backbone = backbone
+        self._dim = backbone.dim
+        self._vectors = CompiledBackbone(backbone, batch_size=config.batch_size) if config.compiled else backbone
         self._scale = scale
         self._config = config
 
     def part(self, pictures: Sequence[FoundPicture], *, progress: Progress, done: int) -> pa.Table:
         """Return the rows of pictures, those of refused ones with a reason and no vector."""
-        rows = _Rows(pictures, dim=self._backbone.dim)
+        rows = _Rows(pictures, dim=self._dim)
         waiting = [_Waiting(resolution) for resolution in self._scale.resolutions]
         size = self._config.batch_size
         for start in range(0, len(pictures), size):
@@ -247,7 +251,7 @@ class _Embedder:
             self._decode(row, file, rows, thumbnails, num_scans=self._scale.num_scans[0])
         if not thumbnails.rows:
             return
-        vectors = self._backbone(torch.from_numpy(np.stack(thumbnails.pixels)))
+        vectors = self._vectors(torch.from_numpy(np.stack(thumbnails.pixels)))
         choices = self._scale.choose(vectors).tolist()
         for row, choice, vector in zip(thumbnails.rows, choices, vectors.numpy(), strict=True):
             if choice == 0:
@@ -272,7 +276,7 @@ class _Embedder:
 
     def _compute(self, waiting: _Waiting, rows: _Rows) -> None:
         if waiting.rows:
-            vectors = self._backbone(torch.from_numpy(np.stack(waiting.pixels))).numpy()
+            vectors = self._vectors(torch.from_numpy(np.stack(waiting.pixels))).numpy()
             for row, vector in zip(waiting.rows, vectors, strict=True):
                 rows.keep(row, vector, resolution=waiting.resolution)
         waiting.rows.clear()
