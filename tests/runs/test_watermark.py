@@ -120,6 +120,40 @@ def test_an_ancestor_of_which_nothing_is_known_wants_a_moment(folder: Path) -> N
     assert watermark("c", watermark="2026-01-04T23:54:00.5") == newest(3)
 
 
+def test_a_moment_before_the_known_newest_row_is_refused(folder: Path) -> None:
+    """Its scores of the rows between would know the answers, and teach them."""
+    trained("td3.parquet", out="a")
+    trained("td0.parquet", out="b", parent="a")
+    with pytest.raises(ConfigError, match="not before the newest row") as refused:
+        watermark("b", watermark="2026-01-04T23:54:00.4")
+    (way,) = [way for way in refused.value.ways_out if "--watermark 2" in way]
+    assert watermark("b", watermark=way.rpartition(" ")[2]) == newest(3)
+    assert watermark("b", out="later", watermark="2026-01-05") == FIRST + 4 * DAY
+    # The rows of the run alone are known to be of the first day.
+    Path("td3.parquet").unlink()
+    trained("td1.parquet", out="c", parent="a")
+    assert watermark("c", watermark="2026-01-03") == FIRST + 2 * DAY
+    with pytest.raises(ConfigError, match="2026-01-02 23:54:00.500"):
+        watermark("c", watermark="2026-01-02T12:00")
+
+
+def test_a_moment_that_counts_otherwise_than_the_rows_is_refused(folder: Path) -> None:
+    trained("td0.parquet", out="a")
+    with pytest.raises(ConfigError, match="counts as the times of the rows do") as refused:
+        watermark("a", watermark="1000")
+    assert watermark("a", watermark=refused.value.ways_out[0].rpartition(" ")[2]) == newest(0)
+
+
+def test_a_run_whose_raw_files_are_gone_wants_a_moment(folder: Path) -> None:
+    trained("td0.parquet", out="a")
+    Path("td0.parquet").unlink()
+    with pytest.raises(DataError, match="td0.parquet") as refused:
+        watermark("a")
+    assert "restore the raw files" in refused.value.ways_out
+    assert any("--watermark" in way for way in refused.value.ways_out)
+    assert watermark("a", watermark="2026-01-01T23:54:00.5") == newest(0)
+
+
 def test_a_warm_start_of_an_older_version_wants_a_moment(folder: Path) -> None:
     trained("td3.parquet", out="a")
     trained("td0.parquet", out="b", parent="a")

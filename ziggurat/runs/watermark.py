@@ -6,7 +6,8 @@
 
 A run that begins from the weights of another one knows what that one has learned, and so on. The watermark of each
 ancestor is written down when the run begins, so it stays known when the parent or its data is gone. Where one is not
-known, none is guessed: whoever asks is told to name the moment.
+known, none is guessed: whoever asks is told to name the moment. A moment that is named and is before one of those that
+are known is refused.
 
 A student of a teacher needs nothing more. A row is joined with versions whose watermark is before the row's time alone,
 so whatever the teacher has learned is older than a row that the student was trained on.
@@ -20,6 +21,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +35,10 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.side_table import times_of
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.runs.data_record import DataRecord, files_with_roles, raw_file, refuse_other_data
-from ziggurat.training.records.run_folder import PRODUCTS, WARM_START, RunFolder
+from ziggurat.training.records.run_folder import PRODUCTS, WARM_START, Ancestor, RunFolder
 from ziggurat.training.records.windows import WindowRecord, read_windows
 from ziggurat.training.report.progress import Progress
 
@@ -77,6 +79,10 @@ class Watermark:
         """Return the time for a person."""
         return Clock(per_second=1 if self.is_calendar else 0).shown(self.time)
 
+    def flag(self) -> str:
+        """Return the time as the flag --watermark takes it."""
+        return f"--watermark {self.text().replace(' ', 'T')}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
@@ -105,9 +111,52 @@ def watermark_of(run: TrainedRun, *, progress: Progress) -> Watermark:
     Raises:
         ConfigError, DataError: that of the run or of an ancestor is not known, or two count from other moments.
     """
-    # First, as they cost nothing: rows are not read where an ancestor is unknown.
-    before = _of_ancestors(run)
-    return _latest([*before, own_watermark(run, progress=progress)], folder=run.folder)
+    return _latest([find() for find in _found_by(run, progress=progress)], folder=run.folder)
+
+
+def given_watermark(text: str, run: TrainedRun, *, progress: Progress) -> Watermark:
+    """Return the watermark that somebody names for a run.
+
+    Args:
+        text: the moment.
+        run: of which it is said.
+        progress: says what the moment could not be compared with.
+
+    Raises:
+        ConfigError: it is no moment, or is before a row that the run is known to have learned from: what the run says
+            of the rows between would know their answers.
+    """
+    given = Watermark.of_text(text, flag="--watermark")
+    known: list[Watermark] = []
+    for find in _found_by(run, progress=progress):
+        try:
+            known.append(find())
+        except (ZigguratError, OSError) as error:
+            # Whoever names a moment does so because one is not known.
+            progress.end()
+            reason = error.found if isinstance(error, ZigguratError) else str(error)
+            progress.say(f"--watermark {text} is taken as it is given: {reason}")
+    for each in known:
+        if each.is_calendar != given.is_calendar:
+            raise ConfigError(
+                expected=f"a watermark that counts as the times of the rows do: the newest one is {each.text()}",
+                found=f"--watermark {text}",
+                where=str(run.folder.path),
+                ways_out=(each.flag(), "leave --watermark out"),
+            )
+    latest = max(known, key=lambda each: each.time, default=given)
+    if given.time < latest.time:
+        raise ConfigError(
+            expected=f"a watermark that is not before the newest row that the run has learned from, {latest.text()}",
+            found=f"--watermark {text}: what the run says of the rows between knows their answers",
+            where=str(run.folder.path),
+            ways_out=(
+                "leave --watermark out",
+                f"name that moment, or a later one: {latest.flag()}",
+                "where the clock of that row was wrong, train the teacher again without it",
+            ),
+        )
+    return given
 
 
 def own_watermark(run: TrainedRun, *, progress: Progress) -> Watermark:
@@ -129,6 +178,32 @@ def own_watermark(run: TrainedRun, *, progress: Progress) -> Watermark:
     if run.schema.events is not None:
         raise _unknown("a schema with [events], whose samples are made of many rows each", folder=run.folder)
     progress.begin("read the watermark", total=None)
+    try:
+        found = _of_rows(run)
+    except MissingFileError as error:
+        raise DataError(
+            expected=_WANTED,
+            found=f"{error.found}, where raw files of the run were: {error.where}",
+            where=str(run.folder.path),
+            ways_out=("restore the raw files", *_WAYS_OUT),
+        ) from error
+    progress.end()
+    if not found:
+        raise DataError(
+            expected=_WANTED,
+            found=f"no row whose {run.schema.time!r} can be read",
+            where=str(run.folder.path),
+            ways_out=_WAYS_OUT,
+        )
+    return _latest(found, folder=run.folder)
+
+
+def _of_rows(run: TrainedRun) -> list[Watermark]:
+    """Return the watermark of each chunk of the raw rows that a run has seen.
+
+    Raises:
+        MissingFileError: a raw file is gone.
+    """
     data = run.files()
     order = order_of_dates(data, data.train, column=run.schema.time)
     found: list[Watermark] = []
@@ -139,15 +214,7 @@ def own_watermark(run: TrainedRun, *, progress: Progress) -> Watermark:
             times_N = times_N[is_seen_N & ~np.isnan(times_N)]
             if len(times_N):
                 found.append(Watermark(time=float(times_N.max()), is_calendar=is_calendar))
-    progress.end()
-    if not found:
-        raise DataError(
-            expected=_WANTED,
-            found=f"no row whose {run.schema.time!r} can be read",
-            where=str(run.folder.path),
-            ways_out=_WAYS_OUT,
-        )
-    return _latest(found, folder=run.folder)
+    return found
 
 
 def stream_watermark(run: RunFolder, *, step: int) -> Watermark:
@@ -175,30 +242,33 @@ def _of_window(record: WindowRecord) -> Watermark:
     return Watermark(time=math.nextafter(found.time + 1.0, -math.inf), is_calendar=True)
 
 
-def _of_ancestors(run: TrainedRun) -> list[Watermark]:
-    """Return the watermark of each run that this one began from in turn.
+def _found_by(run: TrainedRun, *, progress: Progress) -> Iterator[Callable[[], Watermark]]:
+    """Yield what finds the watermark of each run that this one began from in turn, and that of its own rows.
 
-    Raises:
-        ConfigError: one is not known.
+    Each raises ConfigError or DataError where it is not known. The rows come last, as they are read.
     """
     path = run.folder.warm_start
-    if not path.exists():
-        if run.began_from:
-            raise _unknown(
-                f"a run that began from the weights of {run.began_from}, without {path.name}", folder=run.folder
-            )
-        return []
-    found: list[Watermark] = []
-    for each in WARM_START.read(path)["ancestors"]:
-        time = each.get("watermark")
-        if time is None:
-            raise _unknown(
-                f"a run that began from the weights of {each['run']}, step {each['step']:,}, whose newest row was not "
-                "known then",
-                folder=run.folder,
-            )
-        found.append(Watermark(time=float(time), is_calendar=bool(each.get("is_calendar", True))))
-    return found
+    if path.exists():
+        for ancestor in WARM_START.read(path)["ancestors"]:
+            yield partial(_of_ancestor, ancestor, folder=run.folder)
+    elif run.began_from:
+        yield partial(_of_no_ancestor, run, name=path.name)
+    yield partial(own_watermark, run, progress=progress)
+
+
+def _of_no_ancestor(run: TrainedRun, *, name: str) -> Watermark:
+    raise _unknown(f"a run that began from the weights of {run.began_from}, without {name}", folder=run.folder)
+
+
+def _of_ancestor(ancestor: Ancestor, *, folder: RunFolder) -> Watermark:
+    time = ancestor.get("watermark")
+    if time is None:
+        raise _unknown(
+            f"a run that began from the weights of {ancestor['run']}, step {ancestor['step']:,}, whose newest row was "
+            "not known then",
+            folder=folder,
+        )
+    return Watermark(time=float(time), is_calendar=bool(ancestor.get("is_calendar", True)))
 
 
 def _latest(found: list[Watermark], *, folder: RunFolder) -> Watermark:

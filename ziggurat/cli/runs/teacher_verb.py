@@ -73,7 +73,8 @@ def add_teacher_arguments(parser: argparse.ArgumentParser) -> None:
         "--watermark",
         metavar="MOMENT",
         default="",
-        help="time of the newest row that the run has seen (default: that of its own data and its parents)",
+        help="time of the newest row that the run has seen, where that is not known, or a later one "
+        "(default: that of its own data and its parents)",
     )
     add_bad_rows(parser)
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")

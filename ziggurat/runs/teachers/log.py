@@ -38,7 +38,7 @@ from ziggurat.runs.load import Run
 from ziggurat.runs.scores.given_data import check_data, files_in
 from ziggurat.runs.scores.scoring import CHUNK_ROWS, collecting_bad_rows, refuse_events
 from ziggurat.runs.teachers.rows import history_join_of, order_of_given_dates, raw_columns, with_histories
-from ziggurat.runs.watermark import Watermark, watermark_of
+from ziggurat.runs.watermark import Watermark, given_watermark, watermark_of
 from ziggurat.training.report.progress import NoProgress, Progress
 
 VECTOR_FORMATS = ("bf16", "int8", "none")
@@ -94,7 +94,8 @@ def log_teacher(
 
     Raises:
         ConfigError: the run has no final representation, or the newest row that it or one of its ancestors has seen
-            is not known; or a history is to be made of no vectors, or without a time.
+            is not known, or is behind the watermark that is given; or a history is to be made of no vectors, or without
+            a time.
         DataError: the side table is damaged, or was logged with other settings.
         FileError: another process logs the same version.
     """
@@ -327,7 +328,7 @@ def _closing_maps(run: Run, vectors: str) -> Sequence[nn.Linear]:
 
 def _watermark(run: Run, given: str, progress: Progress) -> Watermark:
     """Return the time of the newest row that a run and its ancestors have seen, unless it is given."""
-    if given:
-        return Watermark.of_text(given, flag="--watermark")
     trained = trained_run(run.folder, run.config, preprocessing=run.preprocessing, step=run.step)
+    if given:
+        return given_watermark(given, trained, progress=progress)
     return watermark_of(trained, progress=progress)
