@@ -253,6 +253,22 @@ def test_one_text_among_lists_is_the_bad_row(tmp_path: Path) -> None:
     assert bad_rows.num_rows == 1
 
 
+@pytest.mark.parametrize("odd", [0, 7, 19])
+@pytest.mark.parametrize("value", [["a", ["b"]], [{"a": 1}]])
+def test_one_list_of_lists_among_lists_is_the_bad_row(tmp_path: Path, odd: int, value: list[object]) -> None:
+    """It made the column one of texts, so that all other rows were the bad ones."""
+    path = tmp_path / "rows.jsonl"
+    rows: list[dict[str, object]] = [{"tags": [f"t{place}", None]} for place in range(20)]
+    rows[odd] = {"tags": value}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=rf"(?s)a list of single values, as in most of the first lines.*line {odd + 1}"):
+        list(RawSource(path).frames())
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as bad_rows:
+        chunk = next(RawSource(path, bad_rows=bad_rows).frames())
+    assert chunk.frame["tags"].to_list() == [[f"t{place}", None] for place in range(20) if place != odd]
+    assert bad_rows.num_rows == 1
+
+
 def test_a_torn_last_line_is_said_to_be_of_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a"')

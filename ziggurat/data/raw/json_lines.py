@@ -9,7 +9,7 @@ log has several: a number of 17 digits beside a fraction loses its last ones, an
 Idea: polars takes the blocks in which none of that can be; Python's `json` takes the others line by line, names the bad
 lines, and writes columns of several types as the texts that ids have (`data/preprocess/values/cells.py`). Both give the
 same ids and numbers. Which columns there are, and which of them are lists, the first block says: by most of its
-values, so that one row of another kind is a bad row, and not all the others.
+values, so that one row of another kind, or with a list in a list, is a bad row, and not all the others.
 
 A line with a name twice is a bad row, since nobody can say which value is meant: programs take the first or the last.
 
@@ -367,17 +367,23 @@ def parse_line_by_line(
     good = np.ones(len(objects), dtype=bool)
     for name in names:
         first = types.get(name)
+        values = [each.get(name) for each in objects]
         if first is None or first == pl.Null:
-            wants_list = _are_lists([each.get(name) for each in objects])
+            wants_list = _are_lists(values)
+            wants_flat = _are_flat(values)
             of_whom = "most lines"
         else:
             wants_list = isinstance(first, pl.List)
+            wants_flat = isinstance(first, pl.List) and not first.inner.is_nested()
             of_whom = "most of the first lines"
-        for index, each in enumerate(objects):
-            value = each.get(name)
-            if good[index] and value is not None and isinstance(value, list) != wants_list:
+        for index, value in enumerate(values):
+            is_other = value is not None and isinstance(value, list) != wants_list
+            is_nested = wants_list and wants_flat and _is_nested(value)
+            if good[index] and (is_other or is_nested):
                 good[index] = False
                 expected = f"a list, as in {of_whom}" if wants_list else f"no list, as in {of_whom}"
+                if is_nested:
+                    expected = f"a list of single values, as in {of_whom}"
                 faults.append(
                     _Fault(
                         place=places[index],
@@ -447,15 +453,29 @@ def _first_of_each(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
 
 
 def _are_lists(values: Iterable[JSON]) -> bool:
-    """Return whether most values of a column are lists; of as many the first one decides, and null says nothing.
+    """Return whether most values of a column are lists; null says nothing.
 
     One row that differs would otherwise make all others bad ones.
     """
-    kinds = [isinstance(value, list) for value in values if value is not None]
-    num_lists = sum(kinds)
-    if 2 * num_lists == len(kinds):
+    return _are_most([isinstance(value, list) for value in values if value is not None])
+
+
+def _are_flat(values: Iterable[JSON]) -> bool:
+    """Return whether most lists of a column hold single values alone; empty ones say nothing."""
+    return _are_most([not _is_nested(value) for value in values if isinstance(value, list) and value])
+
+
+def _are_most(kinds: Sequence[bool]) -> bool:
+    """Return whether most are true; of as many of both the first one decides."""
+    num_true = sum(kinds)
+    if 2 * num_true == len(kinds):
         return bool(kinds) and kinds[0]
-    return 2 * num_lists > len(kinds)
+    return 2 * num_true > len(kinds)
+
+
+def _is_nested(value: JSON) -> bool:
+    """Return whether a value is a list with lists or objects in it."""
+    return isinstance(value, list) and any(isinstance(element, list | dict) for element in value)
 
 
 def _column(name: str, values: list[JSON], *, first: pl.DataType | None) -> pl.Series:
