@@ -248,6 +248,36 @@ def test_files_that_do_not_fit_are_errors_and_leave_the_stream_as_it_was(tmp_pat
     assert take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet", tmp_path / "b.parquet").rows == 1
 
 
+@pytest.mark.parametrize(
+    ("column", "wrong"), [("age", pl.concat_list("age")), ("user", pl.struct("user")), ("click", pl.struct("click"))]
+)
+def test_a_file_with_a_column_of_another_type_is_refused_before_its_rows_are_taken(
+    tmp_path: Path, column: str, wrong: pl.Expr
+) -> None:
+    """Once taken they stayed: neither without the file nor with a corrected one did the stream go on."""
+    rows_of([0, 1]).write_parquet(tmp_path / "a.parquet")
+    arrivals = arrivals_in(tmp_path / "stream")
+    take(arrivals, tmp_path / "a.parquet")
+    rows_of([2]).with_columns(wrong.alias(column)).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match=f"'{column}'") as refused:
+        take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
+    assert str(tmp_path / "b.parquet") in refused.value.where
+    assert "nothing of it was taken" in refused.value.ways_out[0]
+    assert take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet") == Taken()
+    rows_of([2]).write_parquet(tmp_path / "b.parquet")
+    assert take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet", tmp_path / "b.parquet").rows == 1
+
+
+def test_all_columns_that_a_file_lacks_are_named_the_time_among_them(tmp_path: Path) -> None:
+    rows_of([0, 1]).drop("at", "age").write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match="'age', 'at'") as refused:
+        take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet")
+    assert "take those that are features out of the schema; 'at' is named by time under [roles]" in refused.value.ways_out
+    rows_of([0, 1]).drop("at").write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match=r"\[roles\] time"):
+        take(arrivals_in(tmp_path / "stream"), tmp_path / "b.parquet")
+
+
 def test_rows_without_a_time_are_put_aside_and_counted(tmp_path: Path) -> None:
     frame = rows_of([0, 1, 1]).with_columns(at=pl.when(pl.col("age") == pl.col("age").max()).then(None).otherwise("at"))
     frame.write_parquet(tmp_path / "a.parquet")

@@ -207,6 +207,26 @@ def test_bad_rows_are_named_by_their_entry(tmp_path: Path) -> None:
     assert world.rows_of(1) == [0, 1, 3], "a bad one keeps its number"
 
 
+def test_one_message_of_another_type_is_a_bad_row_and_not_those_beside_it(tmp_path: Path) -> None:
+    """Its rows entered the journal, and no later start could read them."""
+    wrong = {"user": ["u1"], "item": "2", "age": "0.5", "click": "1", "at": str(START)}
+    for policy in BadRowPolicy:
+        world = World(tmp_path / policy.value, bad_rows=policy)
+        for number in range(4):
+            row = wrong if number == 1 else {**wrong, "user": "u2"}
+            world.broker.rows.append({"json": json.dumps(row)})
+        if policy is BadRowPolicy.ERROR:
+            with pytest.raises(DataError, match="categorical feature 'user'") as refused:
+                world.look()
+            assert "entry 1" in refused.value.where
+            assert world.arrivals.position == ""
+            continue
+        taken = world.look()
+        assert (taken.rows, taken.bad) == (4, 1)
+        assert world.arrivals.finish_next(is_over=True)
+        assert world.rows_of(1) == [0, 2, 3]
+
+
 def test_rows_of_several_kinds_are_numbered_as_they_came(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.broker.add([0.1])

@@ -134,12 +134,23 @@ def in_terms_of_run(error: SchemaError, folder: Path) -> SchemaError:
 
 
 def in_terms_of_roles(error: SchemaError, roles: Mapping[str, str]) -> SchemaError:
-    """Return the error of a column that a file has not, where what names it is no feature; others as they are.
+    """Return the error of columns that a file has not, where what names one of them is no feature; others as they are.
 
     Args:
         error: of `missing_column`, or another one.
         roles: by column, the flag or the role that names it.
     """
+    if _FEATURES_OUT_OF_SCHEMA in error.ways_out:
+        named = [
+            f"{name!r} is named by {role if role.startswith('--') else f'{role} under [roles]'}"
+            for name, role in roles.items()
+            if name and repr(name) in error.expected
+        ]
+        if not named:
+            return error
+        features = f"take those that are features out of the schema; {', '.join(named)}"
+        ways = [features if way == _FEATURES_OUT_OF_SCHEMA else way for way in error.ways_out]
+        return SchemaError(expected=error.expected, found=error.found, where=error.where, ways_out=ways)
     column = next((name for name in roles if error.expected == f"a column {name!r}"), "")
     if not column or _OUT_OF_SCHEMA not in error.ways_out:
         return error

@@ -44,13 +44,15 @@ import polars as pl
 import pyarrow as pa
 from jaxtyping import Bool, Float64, Int64
 
+from ziggurat.commands import pasted
 from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.order_of_dates import order_of_dates, shown_order
 from ziggurat.data.preprocess.values.cells import Faults
+from ziggurat.data.preprocess.values.parsing import refuse_wrong_types
 from ziggurat.data.preprocess.values.times import readable_times
-from ziggurat.data.raw.bad_rows import BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import in_terms_of_roles
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
@@ -307,7 +309,7 @@ class Arrivals:
         self._rows.mkdir(parents=True, exist_ok=True)
         if self._cut is None and self._has_time and new:
             with self._naming_roles():
-                self._date_order = order_of_dates(self._data, [file.path for file in new], column=self._schema.time)
+                self._date_order = self._order_of_dates([file.path for file in new])
         dealt = self._dealt([self._opener(file.path) for file in new]) if self._config.rows else None
         before = len(self.journal.files)
         for file in new:
@@ -330,6 +332,15 @@ class Arrivals:
             again=tuple(copy.path for copy in copies),
             newest_s=self._newest_s,
         )
+
+    def _order_of_dates(self, paths: Sequence[DataPath]) -> DateOrder:
+        try:
+            return order_of_dates(self._data, paths, column=self._schema.time)
+        except SchemaError:
+            # A file without the time may lack more, which one error names.
+            for path in paths:
+                next(iter(self._data.source([path], bad_rows=BadRows()).frames(columns=self._read_columns)), None)
+            raise
 
     def _new_files(self, paths: Sequence[DataPath]) -> tuple[list[_NewFile], list[ArrivedFile]]:
         """Return the files that have not arrived before, and copies of files that have."""
@@ -541,10 +552,50 @@ class Arrivals:
             with _Spool(self._rows, number=number) as spool:
                 deal = self._hold if self._late_labels is not None else self._deal
                 for chunk in self._frames(source, columns=self._read_columns):
-                    deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
+                    if self._has_types(chunk, bad_rows=bad_rows):
+                        deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
                     told(f"read {name}", counts.rows, total)
             bad = bad_rows.num_rows
         return _Read(num_read=source.num_read, bad=bad, counts=counts, pieces=spool.pieces)
+
+    def _has_types(self, chunk: RawChunk, *, bad_rows: BadRows) -> bool:
+        """Return whether the columns of a chunk have types that the schema can read, now: rows that are taken stay.
+
+        Rows of a file stay together, so that the file is refused; of messages each has a writer, and is a bad row.
+
+        Raises:
+            SchemaError: a column of a file has another type.
+        """
+        if not chunk.num_rows:
+            return True
+        try:
+            refuse_wrong_types(self._schema, chunk, with_labels=not self._config.delay.has_records)
+            return True
+        except SchemaError as error:
+            if not self._is_by_row:
+                raise SchemaError(
+                    expected=error.expected,
+                    found=error.found,
+                    where=error.where,
+                    ways_out=(
+                        "correct the file, and give the same command again: nothing of it was taken",
+                        f"take it out of the folder: mv {pasted(str(chunk.path))} ELSEWHERE",
+                        "correct the schema, and begin the stream anew: --out ANOTHER_FOLDER",
+                    ),
+                ) from error
+            for row in chunk.file_rows.tolist():
+                bad_rows.report(
+                    BadRow(
+                        path=chunk.path,
+                        row=row,
+                        line=None,
+                        column="",
+                        reason=BadReason.NOT_READABLE,
+                        expected=error.expected,
+                        found=error.found,
+                    )
+                )
+            return False
 
     def _frames(self, source: _Source, *, columns: Sequence[str]) -> Iterator[RawChunk]:
         with self._naming_roles():
@@ -553,7 +604,8 @@ class Arrivals:
     @contextmanager
     def _naming_roles(self) -> Iterator[None]:
         """Say in the error of a column that is no feature what names it."""
-        roles = {self._schema.time: "time", self._config.delay.column: "--label-time"}
+        delay = self._config.delay
+        roles = {self._schema.time: "time", delay.column: "--label-time", delay.key: "--label-key"}
         try:
             yield
         except SchemaError as error:
@@ -891,7 +943,7 @@ class Arrivals:
             if column_of(label) in source.columns():
                 columns.append(column_of(label))
             done = 0
-            for chunk in source.frames(columns=columns):
+            for chunk in self._frames(source, columns=columns):
                 found = records_of(
                     chunk,
                     key=delay.key,

@@ -74,6 +74,17 @@ def test_kinds_of_messages_stay_in_their_order() -> None:
     assert found == [["1", "r"], ["1.10", "s"], [3, "u"], [4, "v"], ["true", ["t", "7"]], [None, "w"]]
 
 
+def test_one_list_among_texts_makes_no_lists_of_the_others() -> None:
+    """A column has one type, and as lists none of the messages beside it could be read."""
+    values: list[object] = ["r", None, ["s"], "t", "u"]
+    entries = [(str(place), {"json": json.dumps({"a": place, "b": value})}) for place, value in enumerate(values)]
+    bad: list[BadMessage] = []
+    parts = list(rows_of(Messages.of(entries, position="4"), columns=["a", "b"], report=bad.append))
+    assert [part.messages.tolist() for part in parts] == [[0, 1], [2], [3, 4]]
+    assert [part.frame["b"].to_list() for part in parts] == [["r", None], [["s"]], ["t", "u"]]
+    assert not bad
+
+
 def test_a_column_of_the_schema_may_be_called_json() -> None:
     frame, _, bad = frame_of(Messages.of([("0", {"json": "1"})], position="0"), columns=["json"])
     assert frame.to_dicts() == [{"json": "1"}]

@@ -172,6 +172,28 @@ def parse_chunk(
     return parsed
 
 
+def refuse_wrong_types(schema: Schema, chunk: RawChunk, *, with_labels: bool = True) -> None:
+    """Refuse a chunk that has a column of a type which the schema makes nothing of; cells are not judged.
+
+    Args:
+        schema: features, labels and roles.
+        chunk: raw rows.
+        with_labels: False where labels are not in the chunk.
+
+    Raises:
+        SchemaError: a column is missing or of the wrong type.
+    """
+    # All cells of a column have one type, so a single row shows it; and all rows, where it has no cell to be shown.
+    for rows in (chunk.filter(np.arange(chunk.num_rows) < 1), chunk):
+        read = with_truths(with_nulls(rows, schema.missing_texts)).with_number_columns(schema.numbers)
+        try:
+            _parse(schema, read, Faults(chunk=read), with_labels=with_labels, needs_extras=False)
+            return
+        except SchemaError:
+            if rows is chunk:
+                raise
+
+
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool, needs_extras: bool) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if feature.is_id]

@@ -192,16 +192,34 @@ def _of_json(
         else:
             found.append(row)
             rows.append(index)
+    for first, last in _alike(found, columns=columns):
+        part = found[first:last]
+        frame = pl.DataFrame([_series_of_values(name, [row.get(name) for row in part]) for name in columns])
+        yield Rows(frame=frame, messages=np.array(rows[first:last]))
+
+
+def _alike(rows: Sequence[dict[str, Any]], *, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last places of runs of rows of which a column has lists in all or in none.
+
+    A column has one type, so that a list would make lists of the texts beside it, and all of them unreadable.
+    """
+    first = 0
+    kinds: dict[str, bool] = {}
+    for place, row in enumerate(rows):
+        now = {name: isinstance(row[name], list) for name in columns if row.get(name) is not None}
+        if any(kinds.get(name, is_list) != is_list for name, is_list in now.items()):
+            yield first, place
+            first = place
+            kinds = {}
+        kinds |= now
     if rows:
-        frame = pl.DataFrame([_series_of_values(name, [row.get(name) for row in found]) for name in columns])
-        yield Rows(frame=frame, messages=np.array(rows))
+        yield first, len(rows)
 
 
 def _series_of_values(name: str, values: list[Any]) -> pl.Series:
-    """Return a column of texts, or of lists of texts where one of its values is a list."""
+    """Return a column of texts, or of lists of texts where its values are lists."""
     if any(isinstance(value, list) for value in values):
-        lists = [value if isinstance(value, list) or value is None else [value] for value in values]
-        cells = [None if each is None else [_text_of(value) for value in each] for each in lists]
+        cells = [None if each is None else [_text_of(value) for value in each] for each in values]
         return pl.Series(name, cells, dtype=pl.List(pl.String))
     return pl.Series(name, [_text_of(value) or None for value in values], dtype=pl.String)
 
