@@ -133,7 +133,7 @@ def test_a_moment_before_the_known_newest_row_is_refused(folder: Path) -> None:
     Path("td3.parquet").unlink()
     trained("td1.parquet", out="c", parent="a")
     assert watermark("c", watermark="2026-01-03") == FIRST + 2 * DAY
-    with pytest.raises(ConfigError, match="2026-01-02 23:54:00.500"):
+    with pytest.raises(ConfigError, match=r"2026-01-02 23:54:00\.500"):
         watermark("c", watermark="2026-01-02T12:00")
 
 
@@ -147,7 +147,7 @@ def test_a_moment_that_counts_otherwise_than_the_rows_is_refused(folder: Path) -
 def test_a_run_whose_raw_files_are_gone_wants_a_moment(folder: Path) -> None:
     trained("td0.parquet", out="a")
     Path("td0.parquet").unlink()
-    with pytest.raises(DataError, match="td0.parquet") as refused:
+    with pytest.raises(DataError, match=r"td0\.parquet") as refused:
         watermark("a")
     assert "restore the raw files" in refused.value.ways_out
     assert any("--watermark" in way for way in refused.value.ways_out)

@@ -268,11 +268,21 @@ def test_a_file_with_a_column_of_another_type_is_refused_before_its_rows_are_tak
     assert take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet", tmp_path / "b.parquet").rows == 1
 
 
+def test_files_that_end_amid_a_line_are_taken_and_named(tmp_path: Path) -> None:
+    text = rows_of([0, 1]).write_csv()
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "b.csv").write_text(text[:-4])
+    taken = take(arrivals_in(tmp_path / "stream"), tmp_path / "a.csv", tmp_path / "b.csv")
+    assert (taken.rows, taken.torn) == (4, (str(tmp_path / "b.csv"),))
+
+
 def test_all_columns_that_a_file_lacks_are_named_the_time_among_them(tmp_path: Path) -> None:
     rows_of([0, 1]).drop("at", "age").write_parquet(tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match="'age', 'at'") as refused:
         take(arrivals_in(tmp_path / "stream"), tmp_path / "a.parquet")
-    assert "take those that are features out of the schema; 'at' is named by time under [roles]" in refused.value.ways_out
+    assert (
+        "take those that are features out of the schema; 'at' is named by time under [roles]" in refused.value.ways_out
+    )
     rows_of([0, 1]).drop("at").write_parquet(tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"\[roles\] time"):
         take(arrivals_in(tmp_path / "stream"), tmp_path / "b.parquet")

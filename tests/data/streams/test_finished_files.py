@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.streams.finished_files import FinishedFiles
+from ziggurat.data.streams.finished_files import FinishedFiles, ends_amid_line
 
 FRAME = pl.DataFrame({"user": ["ann", "bob"] * 50, "click": [0, 1] * 50})
 
@@ -55,6 +55,23 @@ def test_text_is_whole_when_it_has_stayed_as_it_was(tmp_path: Path) -> None:
     assert names(finished, tmp_path) == ["b.csv.gz"]
     now[0] = 3.9
     assert names(finished, tmp_path) == ["a.csv"], "b is seen anew, as if it were new; c is empty"
+
+
+def test_text_without_the_end_of_its_last_line_waits_longer(tmp_path: Path) -> None:
+    """A time of which the last digits are not written yet is a time like others, of years ago."""
+    now = [0.0]
+    finished = FinishedFiles(settle_s=2.0, clock=lambda: now[0])
+    text = FRAME.write_csv()
+    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "b.csv").write_text(text[:-1])
+    (tmp_path / "c.csv").write_text(text[:-3])
+    assert [ends_amid_line(tmp_path / f"{name}.csv") for name in "abc"] == [False, True, True]
+    assert names(finished, tmp_path) == []
+    now[0] = 29.0
+    assert names(finished, tmp_path) == ["a.csv"]
+    (tmp_path / "c.csv").write_text(text)
+    now[0] = 30.1
+    assert names(finished, tmp_path) == ["b.csv"], "c is seen anew, and a, which nobody has taken"
 
 
 def test_names_of_files_that_are_still_written_are_no_data(tmp_path: Path) -> None:

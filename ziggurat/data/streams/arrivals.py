@@ -56,6 +56,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import in_terms_of_roles
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
+from ziggurat.data.streams.finished_files import ends_amid_line
 from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, Journal, JournalFile, LabelLog, Piece, Window
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
 from ziggurat.data.streams.late_labels import (
@@ -134,6 +135,7 @@ class Taken:
         label_files: files of labels that were taken.
         labels: records of them.
         label_counts: records of labels by what became of them, of those that are named.
+        torn: text files that end amid a line, whose last row or record may be the first half of one.
     """
 
     files: int = 0
@@ -147,6 +149,7 @@ class Taken:
     label_files: int = 0
     labels: int = 0
     label_counts: dict[str, int] = field(default_factory=dict)
+    torn: tuple[str, ...] = ()
 
 
 class Arrivals:
@@ -331,6 +334,7 @@ class Arrivals:
             bad=sum(file.bad for file in taken),
             again=tuple(copy.path for copy in copies),
             newest_s=self._newest_s,
+            torn=_torn(new),
         )
 
     def _order_of_dates(self, paths: Sequence[DataPath]) -> DateOrder:
@@ -902,6 +906,7 @@ class Arrivals:
         """
         before = len(self.journal.label_files)
         again = list(taken.again)
+        torn = taken.torn
         # Before the first row nobody knows in which unit times are: records wait in their files.
         if self._cut is not None:
             new, copies = self._new_files(labels)
@@ -913,6 +918,7 @@ class Arrivals:
             for copy in copies:
                 self._remember(copy)
             again += [copy.path for copy in copies]
+            torn += _torn(new)
         late = self._release(is_over=False)
         files = self.journal.label_files[before:]
         return replace(
@@ -923,6 +929,7 @@ class Arrivals:
             label_files=len(files),
             labels=sum(file.rows for file in files),
             label_counts=dict(Counter(self.journal.label_counts) - counts),
+            torn=torn,
         )
 
     def _take_labels(self, file: _NewFile, *, told: ProgressCallback) -> None:
@@ -1538,6 +1545,11 @@ def _reading(data: DataConfig, schema: Schema, *, also: Sequence[str]) -> str:
         "time": schema.time,
     }
     return digest_of(settings)
+
+
+def _torn(files: Iterable[_NewFile]) -> tuple[str, ...]:
+    """Return the names of files whose last row may be the first half of one."""
+    return tuple(str(file.path) for file in files if ends_amid_line(file.path))
 
 
 def _copy(path: DataPath, *, facts: tuple[str, int, int | str], sha256: str) -> ArrivedFile:

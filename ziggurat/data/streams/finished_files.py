@@ -2,7 +2,8 @@
 
     Parquet     its footer is there: the last 8 bytes say how long it is, and end with PAR1. It is written last
     Arrow       a file ends with ARROW1
-    others      size and time of change have stayed the same for some seconds
+    others      size and time of change have stayed the same for some seconds; for 15 times as long where the last line
+                has no end, which half a file and those of some writers have in common
 
 Names that programs give to files that they still write are no data by their suffix (`.parquet.tmp`) or are hidden
 (`.part-0.parquet`), so nobody sees them here. Whoever writes text should write it elsewhere and rename it: under its
@@ -20,6 +21,8 @@ from ziggurat.files.table_endings import READ_AS
 
 _PARQUET_MAGIC = b"PAR1"
 _ARROW_MAGIC = b"ARROW1"
+_TEXT = ("csv", "tsv", "jsonl")
+_AMID_LINE = 15  # times as long waits a text that may be half a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,14 @@ class FinishedFiles:
         if seen is None or seen.facts != facts:
             self._seen[str(path)] = _Seen(facts=facts, at_s=now)
             return False
-        return now - seen.at_s >= self._settle_s and facts[1] > 0
+        settle_s = self._settle_s * (_AMID_LINE if ends_amid_line(path) else 1)
+        return now - seen.at_s >= settle_s and facts[1] > 0
+
+
+def ends_amid_line(path: DataPath) -> bool:
+    """Return whether a text file ends without the end of its last line, so that this may be the first half of a row."""
+    is_text = not isinstance(path, StoreFile) and READ_AS.get(path.suffix.lower()) in _TEXT
+    return is_text and _last_bytes(path, 1) not in (b"", b"\n", b"\r")
 
 
 def _has_footer(path: DataPath) -> bool:

@@ -318,6 +318,9 @@ class StreamWindows:
                 f"warning: the newest is of {datetime.fromtimestamp(taken.newest_s, UTC):%Y-%m-%d %H:%M}, which is to "
                 "come: windows before it are done, so rows that come for them later are late"
             )
+        if taken.torn:
+            names = ", ".join(taken.torn)
+            parts.append(f"warning: without the end of a line at their end, as half a file is: {names}")
         if taken.again:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
@@ -395,11 +398,14 @@ class StreamWindows:
             ways += (
                 ["a later moment: --from", "leave --from out: the first window is then the history"] if begin else []
             )
+            more = ["name files with rows: --data.train"]
+            if self._receiving is not None:
+                more = ["give the same command again when producers have sent rows", "--follow waits for the first ones"]
             raise DataError(
                 expected=f"rows{f' before --from {begin}' if begin else ''}, to which vocabularies are fitted",
                 found=f"none; {', '.join(parts)}",
                 where=", ".join(self._data.train[:3]),
-                ways_out=(*ways, "name files with rows: --data.train"),
+                ways_out=(*ways, *more),
             )
         if self._receiving is not None:
             self._receiving.refuse_unseen(arrivals.chunks(arrivals.journal.done[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -345,6 +346,30 @@ def test_passwords_come_from_the_variable_of_redis_cli_or_from_a_file(
         (tmp_path / "password").write_text("right\n")
         with subscribed(server, "clicks", password_file=tmp_path / "password") as source:
             assert rest(source)[0] == [1]
+
+
+def test_a_user_who_is_allowed_what_the_error_names_reads_acknowledges_and_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RedisServer, key: str
+) -> None:
+    add(server, key, 1, 2)
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "bob", "on", ">right")
+        monkeypatch.setenv("REDISCLI_AUTH", "right")
+        url = f"redis://bob@127.0.0.1:{server.port}/{key}?takeover-s={DEAD_S}"
+        with pytest.raises(ConfigError, match="lets user 'bob' read") as refused:
+            REDIS.subscribe(url, reader=Reader(name="ziggurat:a"), after="")
+        (command,) = re.findall(r"redis-cli -h \S+ -p \d+ (ACL .*)", "\n".join(refused.value.ways_out))
+        client.execute_command(*shlex.split(command))
+    with REDIS.subscribe(url, reader=Reader(name="ziggurat:a"), after="") as first:
+        numbers, position = rest(first)
+        assert numbers == [1, 2]
+        first.acknowledge(position)
+    add(server, key, 3)
+    with REDIS.subscribe(url, reader=Reader(name="ziggurat:a"), after=position) as first:
+        assert rest(first, position)[0] == [3]
+    time.sleep(DEAD_S + 0.1)
+    with REDIS.subscribe(url, reader=Reader(name="ziggurat:b"), after="") as second:
+        assert rest(second)[0] == [3]
 
 
 def test_no_server_is_one_that_is_away() -> None:

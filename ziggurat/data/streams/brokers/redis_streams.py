@@ -69,6 +69,7 @@ _OPTIONS = {
     "password-file": "file with the password",
 }
 _SECRETS = "set REDISCLI_AUTH, as redis-cli reads it, or name a file: ?password-file=/run/secrets/redis"
+_COMMANDS = ("xreadgroup", "xrange", "xack", "xpending", "xautoclaim", "xgroup", "xinfo", "multi", "exec")
 _TIMEOUT_S = 10.0  # for an answer
 _REPLY_BYTES = 16 << 20  # of a reply to a read, about
 _FIRST_COUNT = 256  # entries of the first read, from which their size is known
@@ -196,6 +197,13 @@ class _Settings:
         words += ["--user", self.user] if self.user else []
         words += ["--tls"] if self.is_encrypted else []
         return shlex.join(words)
+
+
+def _acl(settings: _Settings) -> str:
+    """Return the command by which another user allows this one what a reader asks for."""
+    allowed = [*_COMMANDS, *(["select"] if settings.db else [])]
+    words = ["ACL", "SETUSER", settings.user or "default", f"~{settings.key}", *(f"+{each}" for each in allowed)]
+    return f"{replace(settings, user='').cli} {shlex.join(words)}"
 
 
 class RedisStreams(Broker):
@@ -333,7 +341,7 @@ class _RedisSubscription(Subscription):
                 ways_out=(
                     _SECRETS,
                     "name the user in the URL: redis://alice@host/stream",
-                    "allow it XREADGROUP, XRANGE, XACK, XPENDING, XAUTOCLAIM, XGROUP and XINFO on this key",
+                    f"have an administrator allow what a reader needs: {_acl(settings)}",
                 ),
             ) from error
         except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
@@ -417,9 +425,8 @@ class _RedisSubscription(Subscription):
             where=settings.url,
             ways_out=(
                 "restore the broker from a newer copy",
-                "if no entry was lost, make the group at the last entry that was read: "
-                f"{settings.cli} XGROUP CREATE {shlex.quote(settings.key)} {shlex.quote(settings.group)} {last}, "
-                "and give the command again",
+                "if no entry was lost, make the group at the last entry that was read, and give the command again: "
+                f"{settings.cli} XGROUP CREATE {shlex.quote(settings.key)} {shlex.quote(settings.group)} {last}",
                 "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
