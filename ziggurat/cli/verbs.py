@@ -231,6 +231,15 @@ def _teacher_history(options: argparse.Namespace, *, by: str) -> TeacherHistoryC
     from ziggurat.runs.teachers.student import TeacherHistoryConfig
 
     if not options.teacher_history:
+        for flag in ("--teacher-history-length", "--teacher-history-pooling"):
+            value = getattr(options, flag[2:].replace("-", "_"))
+            if value is not None:
+                raise ConfigError(
+                    expected=f"--teacher-history beside {flag}, which says of what a history consists",
+                    found=f"{flag} {value}, and no --teacher-history",
+                    where=by,
+                    ways_out=(f"--teacher-history COLUMN {flag} {value}", f"leave {flag} out"),
+                )
         return None
     given: dict[str, object] = {"key": options.teacher_history}
     if options.teacher_history_length is not None:

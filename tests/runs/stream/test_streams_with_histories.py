@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing as mp
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,7 @@ def test_the_vectors_of_a_half_trained_window_must_be_there(base: Path, harm: Ca
     harm(part)
     with pytest.raises(DataError, match="gone" if "remove" in harm.__name__ else "another content") as error:
         stream_run(config, folder=base / "live", stream=BY_DAY)
-    assert "new/part-00000.parquet" in str(error.value)
+    assert "seer/new" in str(error.value)
     shutil.rmtree(base / "teacher")
     shutil.copytree(base / "kept", base / "teacher")
     assert len(stream_run(config, folder=base / "live", stream=BY_DAY).windows) == 5
@@ -282,8 +283,9 @@ def test_a_version_that_does_not_fit_is_refused_until_it_is_taken_away(base: Pat
     logs(base / "teacher", rows, np.ones((len(rows), 5), np.float32), watermark=START - 9.0, version="wide")
     with pytest.raises(DataError, match="5 numbers in bf16") as error:
         stream_run(config, folder=base / "live", stream=BY_DAY)
-    assert any("mv " in way for way in error.value.ways_out)
-    shutil.move(base / "teacher/seer/wide", base / "elsewhere")
+    (way,) = [way for way in error.value.ways_out if "mv " in way]
+    command = way.partition(": ")[2].replace("ELSEWHERE", str(base / "elsewhere"))
+    subprocess.run(["sh", "-c", command], check=True)
     assert len(stream_run(config, folder=base / "live", stream=BY_DAY).windows) == 5
 
 

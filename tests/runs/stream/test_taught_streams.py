@@ -282,13 +282,14 @@ def test_what_a_half_trained_window_was_joined_with_must_be_there(
     harm(part)
     with pytest.raises(DataError, match=found) as error:
         stream_run(config, folder=base / "live", stream=StreamConfig(by="day"))
-    assert "new/part-00000.parquet" in str(error.value)
-    # What the list of the version refuses is refused whatever the window.
-    assert ("2000-05-03" in str(error.value)) is (harm not in (_copy_by_another_program, flip))
-    # The way out: the part as it was; that an old version is gone by now matters to nobody.
+    assert "seer/new" in str(error.value)
+    # What the lists of versions and of parts refuse is refused whatever the window.
+    assert ("2000-05-03" in str(error.value)) is (harm in (remove, _log_another))
+    # The way out: the part as it was; that an old version was taken away by now matters to nobody.
     shutil.rmtree(base / "teacher")
     shutil.copytree(base / "kept", base / "teacher")
     shutil.rmtree(base / "teacher/seer/old")
+    (base / "teacher/versions.json").unlink()
     assert len(stream_run(config, folder=base / "live", stream=StreamConfig(by="day")).windows) == 5
 
 
@@ -347,6 +348,7 @@ def test_a_version_that_knows_examples_by_columns_that_are_not_kept_is_refused(b
     with pytest.raises(DataError, match="session"):
         stream_run(config, folder=base / "live", stream=StreamConfig(by="day"))
     shutil.rmtree(base / "teacher/seer/other")  # the way out: into another folder
+    (base / "teacher/versions.json").unlink()
     assert len(stream_run(config, folder=base / "live", stream=StreamConfig(by="day")).windows) == 5
 
 

@@ -7,8 +7,8 @@ A teacher logs while its student learns, so the table that a window is joined wi
 first opened. A process that is killed opens the window again, later: with what has come since, its weights would be
 others. So the parts that gave a score, or a vector of a history (`history.py`), are written down before a row of the
 window is trained, each with digests of what it gave, and joined again by name. Whether others are there changes nothing
-of this window; the next one refuses a version of which a part is gone (`part_list.py`), and does without a version that
-is gone as a whole.
+of this window; the next one refuses a version of which a part is gone (`part_list.py`), and a table of which a version
+is gone (`version_list.py`).
 
 An example is in one part of a version. Parts are asked for scores from the newest on, for the rows that have none yet,
 and are read when they are asked: while a teacher has scored all rows of a window, old parts are not touched. In memory

@@ -38,11 +38,11 @@ import polars as pl
 import torch
 from jaxtyping import Bool, Float64, Int32, Int64, UInt8, UInt64
 
-from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, example_ids
+from ziggurat.data.teachers.version_list import without_version
 from ziggurat.errors import DataError, FileError
 from ziggurat.features.kinds import TeacherHistory
 from ziggurat.files import Format, replacing_folder, sha256_of
@@ -172,7 +172,7 @@ def _refuse_no_vectors(version: VersionFolder) -> None:
             where=str(version.path),
             ways_out=(
                 "log it into another folder: ziggurat teacher log RUN FILES --out ANOTHER_FOLDER --history COLUMN",
-                f"do without this version: mv {pasted(version.path)} ELSEWHERE",
+                without_version(version.path),
                 "leave --teacher-history out",
             ),
         )
@@ -276,7 +276,7 @@ def check_versions(feature: TeacherHistory, versions: Sequence[VersionFolder]) -
                 ways_out=(
                     f"--teacher-history {facts.history_key}, the column that it was logged by",
                     "log versions of another size under another name: ziggurat teacher log … --name ANOTHER",
-                    f"do without this version: mv {pasted(version.path)} ELSEWHERE",
+                    without_version(version.path),
                     "leave --teacher-history out",
                 ),
             )

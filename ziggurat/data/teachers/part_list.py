@@ -27,6 +27,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ziggurat.commands import pasted
+from ziggurat.data.teachers.version_list import without_version
 from ziggurat.errors import DataError
 from ziggurat.files import sha256_of
 
@@ -99,7 +100,7 @@ class PartList:
                     expected=f"a part of {part.rows:,} examples, as version.json lists it",
                     found="it is gone",
                     where=str(folder / part.name),
-                    ways_out=(_RESTORE, _ANEW, f"do without this version: mv {pasted(folder)} ELSEWHERE"),
+                    ways_out=(_RESTORE, _ANEW, without_version(folder)),
                 )
         found = [part.name for part in self.parts]
         if self.next is not None and (folder / self.next.name).is_file():

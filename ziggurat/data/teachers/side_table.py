@@ -1,6 +1,7 @@
 """The side table: scores and vectors of teachers by example, in Parquet files beside the data.
 
     FOLDER/
+      versions.json                which versions there are (`version_list.py`)
       large/                       a teacher
         5f0c91ab22de/              a version of it: a digest of its weights
           version.json             watermark, labels, columns of the example id, format of the vectors; list of parts
@@ -38,6 +39,7 @@ from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.part_list import PART, LoggedPart, PartList, another_content, digest_of_file
+from ziggurat.data.teachers.version_list import list_versions, refuse_gone
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.files import Format, remove_left_behind, replacing, sha256_of
@@ -148,14 +150,18 @@ class VersionFolder:
         """Return the place of a version, which is made where it is not there yet.
 
         Raises:
-            DataError: it is there, with other example ids, vectors or watermark.
+            DataError: it is there, with other example ids, vectors or watermark; or it is listed and gone.
         """
         path = Path(folder) / facts.teacher / facts.version
         if not (path / _VERSION_FILE).exists():
             _refuse_parts_alone(path)
+            # It may be the one that is gone, which is then logged again.
+            refuse_gone(Path(folder), [*_names_of_versions(folder), f"{facts.teacher}/{facts.version}"])
             path.mkdir(parents=True, exist_ok=True)
             stored = VersionFolder(path, facts)
             stored._write_list(PartList())
+            # Behind its description: a version that is listed and does not describe itself is gone.
+            list_versions(Path(folder), _names_of_versions(folder))
             return stored
         stored = VersionFolder.open(path)
         if stored.facts != facts:
@@ -167,6 +173,7 @@ class VersionFolder:
                 where=str(path),
                 ways_out=("give the same flags again", "log into another folder: --out ANOTHER_FOLDER"),
             )
+        list_versions(Path(folder), _names_of_versions(folder))
         return stored
 
     @staticmethod
@@ -340,12 +347,14 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
 
     Raises:
         MissingFileError: there is none.
-        DataError: a description is damaged, or gone beside its parts.
+        DataError: a description is damaged, or gone beside its parts; or a version that was logged is gone.
     """
     for path in sorted(Path(folder).glob("*/*")):
         if not (path / _VERSION_FILE).exists():
             _refuse_parts_alone(path)
-    found = [VersionFolder.open(path.parent) for path in sorted(Path(folder).glob(f"*/*/{_VERSION_FILE}"))]
+    names = _names_of_versions(folder)
+    refuse_gone(Path(folder), names)
+    found = [VersionFolder.open(Path(folder) / name) for name in names]
     if not found:
         raise MissingFileError(
             expected="a folder with logged scores of a teacher",
@@ -354,6 +363,12 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
             ways_out=(f"ziggurat teacher log RUN FILES --out {folder}", "correct the name of the folder"),
         )
     return found
+
+
+def _names_of_versions(folder: str | Path) -> list[str]:
+    """Return TEACHER/VERSION of all versions that describe themselves, in order."""
+    found = sorted(path.parent for path in Path(folder).glob(f"*/*/{_VERSION_FILE}"))
+    return [f"{path.parent.name}/{path.name}" for path in found]
 
 
 def unchecked_note(versions: Sequence[VersionFolder]) -> str:

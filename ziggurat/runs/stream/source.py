@@ -400,7 +400,7 @@ class StreamWindows:
             )
             more = ["name files with rows: --data.train"]
             if self._receiving is not None:
-                more = ["give the same command again when producers have sent rows", "--follow waits for the first ones"]
+                more = ["give the same command again when rows were sent", "wait for the first ones: --follow"]
             raise DataError(
                 expected=f"rows{f' before --from {begin}' if begin else ''}, to which vocabularies are fitted",
                 found=f"none; {', '.join(parts)}",
