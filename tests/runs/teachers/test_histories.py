@@ -364,6 +364,10 @@ def test_what_cannot_be_is_refused(folder: Path, capsys: pytest.CaptureFixture[s
     words = ["table_dnn", "--data.train", "new.parquet", "--schema", "my.toml", "--teacher-history", "user"]
     assert main(["train", *words]) != 0
     assert "and no --teacher" in capsys.readouterr().err
+    for flag, value in (("--teacher-history-length", "3"), ("--teacher-history-pooling", "mean")):
+        for verb in ("train", "stream"):
+            assert main([verb, *words[:-2], flag, value]) == 2
+            assert f"found: {flag} {value}, and no --teacher-history" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_commands_of_the_guide_train_and_serve_a_student(folder: Path) -> None:
