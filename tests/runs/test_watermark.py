@@ -138,10 +138,12 @@ def test_a_moment_before_the_known_newest_row_is_refused(folder: Path) -> None:
 
 
 def test_a_moment_that_counts_otherwise_than_the_rows_is_refused(folder: Path) -> None:
-    trained("td0.parquet", out="a")
+    trained("td3.parquet", out="a")
+    trained("td0.parquet", out="b", parent="a")
     with pytest.raises(ConfigError, match="counts as the times of the rows do") as refused:
-        watermark("a", watermark="1000")
-    assert watermark("a", watermark=refused.value.ways_out[0].rpartition(" ")[2]) == newest(0)
+        watermark("b", watermark="1000")
+    # What it names leads on: the newest row of all ancestors.
+    assert watermark("b", watermark=refused.value.ways_out[0].rpartition(" ")[2]) == newest(3)
 
 
 def test_a_run_whose_raw_files_are_gone_wants_a_moment(folder: Path) -> None:

@@ -136,15 +136,15 @@ def given_watermark(text: str, run: TrainedRun, *, progress: Progress) -> Waterm
             progress.end()
             reason = error.found if isinstance(error, ZigguratError) else str(error)
             progress.say(f"--watermark {text} is taken as it is given: {reason}")
-    for each in known:
-        if each.is_calendar != given.is_calendar:
-            raise ConfigError(
-                expected=f"a watermark that counts as the times of the rows do: the newest one is {each.text()}",
-                found=f"--watermark {text}",
-                where=str(run.folder.path),
-                ways_out=(each.flag(), "leave --watermark out"),
-            )
-    latest = max(known, key=lambda each: each.time, default=given)
+    alike = [each for each in known if each.is_calendar == given.is_calendar]
+    latest = max(alike or known, key=lambda each: each.time, default=given)
+    if latest.is_calendar != given.is_calendar:
+        raise ConfigError(
+            expected=f"a watermark that counts as the times of the rows do: the newest one is {latest.text()}",
+            found=f"--watermark {text}",
+            where=str(run.folder.path),
+            ways_out=(latest.flag(), "leave --watermark out"),
+        )
     if given.time < latest.time:
         raise ConfigError(
             expected=f"a watermark that is not before the newest row that the run has learned from, {latest.text()}",
