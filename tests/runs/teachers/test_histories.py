@@ -473,9 +473,7 @@ def test_vectors_are_logged_with_the_times_that_all_given_files_show(
     new[:200].with_columns(at=date).write_csv("first.csv")
     new[200:].with_columns(at=date).write_csv("second.csv")
     monkeypatch.setattr("ziggurat.runs.teachers.log.CHUNK_ROWS", 64)
-    version = VersionFolder.open(
-        log_teacher(run, ["first.csv", "second.csv"], out="teacher", history="user", watermark="2025-12-31").path
-    )
+    version = VersionFolder.open(log_teacher(run, ["first.csv", "second.csv"], out="teacher", history="user").path)
     times = np.concatenate([version.owners_of(part)[2] for part in version.parts])
     assert sorted(times.tolist()) == new["at"].to_list()
 
