@@ -1,9 +1,19 @@
-"""FP32 and BF16 as bits, for Triton kernels of several folders. Importing this needs the package triton."""
+"""FP32 and BF16 as bits, and mixed bits, for Triton kernels of several folders. Importing this needs triton."""
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def mixed(z):
+    """Return the finaliser of splitmix64, with the bits of `ops/mixed_bits.py`."""
+    z = z ^ (z >> 30)
+    z = z * 0xBF58476D1CE4E5B9
+    z = z ^ (z >> 27)
+    z = z * 0x94D049BB133111EB
+    return z ^ (z >> 31)
 
 
 @triton.jit

@@ -68,7 +68,16 @@ struct Sampling {
   int64_t width;     // 0: all edges
   int64_t strategy;  // 0 bucket, 1 fast_rand
   int64_t rescales;
-  int64_t shift;
+  int64_t key;
+
+  // The edge that a row of n edges begins with.
+  int64_t first(int64_t row, int64_t n) const {
+    if (!key) return 0;
+    uint64_t z = static_cast<uint64_t>(key) + static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return static_cast<int64_t>((z ^ z >> 31) >> 33) % n;
+  }
 };
 
 constexpr int64_t kPrime = 2147483647;
@@ -121,13 +130,22 @@ struct Chosen {
   explicit Chosen(int64_t width) : columns(width), weights(width) {}
 
   Edges of(const Edges& all, int64_t row, const Sampling& sampling) {
-    const int64_t width = sampling.width, n = all.size, first = row * sampling.shift;
+    const int64_t width = sampling.width, n = all.size;
     const float factor = sampling.rescales ? static_cast<float>(n) / static_cast<float>(width) : 1.0f;
-    const int64_t inside = first % (n / width), step = kPrime % n, begin = first % n;
+    // Both formulas from one k to the next, without a division: bucket steps by n / W, its remainder carried along.
+    const int64_t step = sampling.strategy ? kPrime % n : n / width;
+    const int64_t rest = sampling.strategy ? 0 : n % width;
+    int64_t e = sampling.first(row, n), carried = 0;
     for (int64_t k = 0; k < width; ++k) {
-      const int64_t e = sampling.strategy ? (begin + k * step) % n : k * n / width + inside;
       columns[k] = all.columns[e];
       weights[k] = all.weights[e] * factor;
+      e += step;
+      carried += rest;
+      if (carried >= width) {
+        carried -= width;
+        ++e;
+      }
+      if (e >= n) e -= n;
     }
     return {columns.data(), weights.data(), width, width};
   }
@@ -143,7 +161,8 @@ void propagate(const int64_t* offsets, const int32_t* columns, const float* weig
   const int64_t task_rows = std::clamp<int64_t>(wanted, 1, 4096);
 #pragma omp parallel num_threads(threads)
   {
-    Chosen chosen(sampling.width);
+    // Of the rows that are cut none has more chosen edges than there are edges.
+    Chosen chosen(std::min(sampling.width, num_edges));
 #pragma omp for schedule(dynamic, 1)
     for (int64_t first = 0; first < num_rows; first += task_rows) {
       for (int64_t i = first; i < std::min(num_rows, first + task_rows); ++i) {
@@ -164,8 +183,8 @@ extern "C" {
 #define PROPAGATE(name, X, Out)                                                                                      \
   void name(const int64_t* offsets, const int32_t* columns, const float* weights, int64_t num_edges, const X* x,     \
             int64_t dim, const int64_t* rows, int64_t num_rows, const float* base, float scale, Out* out,            \
-            int64_t width, int64_t strategy, int64_t rescales, int64_t shift, int64_t threads) {                     \
-    const Sampling sampling{width, strategy, rescales, shift};                                                       \
+            int64_t width, int64_t strategy, int64_t rescales, int64_t key, int64_t threads) {                       \
+    const Sampling sampling{width, strategy, rescales, key};                                                         \
     propagate(offsets, columns, weights, num_edges, x, dim, rows, num_rows, base, scale, out, sampling, threads);    \
   }
 

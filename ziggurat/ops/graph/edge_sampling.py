@@ -1,14 +1,21 @@
 """Edge sampling of ES-SpMM: of a row with more than W edges, W of them take part (Lin et al., arXiv 2104.10716).
 
     row of n edges        0 1 2 3 4 5 6 7 8 9 …           n ≤ W: all of them
-    bucket                0     3     6     9             edge ⌊k·n / W⌋: the row is cut into W buckets of neighbours
+    bucket                (first + ⌊k·n / W⌋) mod n       the row is cut into W buckets of neighbours
     fast_rand             (first + k·p) mod n             p prime: one multiplication an edge, no two edges alike
 
 On a GPU the chosen edges of a row fit into shared memory, and nothing of a row is read that does not take part. The
-graph stays as it is; every call may sample anew: `first` and the bucket's place follow from a seed and the row.
+graph stays as it is; every call may sample anew: `first` follows from a seed and the row.
 
-The weights of a row that was cut are multiplied by n / W (`rescales`), so that its sum is right in the mean. The paper
-names both strategies; the numbers above (where a bucket begins, the prime, how a seed enters) are this package's.
+    first = upper 31 bits of mix(seed + row·G), mod n     splitmix64 (`ops/mixed_bits.py`); 0 in every row for seed 0
+
+So over the seeds an edge of a row is each of the W chosen ones equally often: it takes part in W of n of them. The
+weights of a row that was cut are multiplied by n / W (`rescales`), so that its sum is right in the mean over seeds.
+Sums of products by row and seed would not do in place of mixed bits: a row whose number is a multiple of n would begin
+at edge 0 with every seed, and leave out the same neighbours for ever.
+
+The paper names both strategies; the numbers above (where a bucket begins, the prime, how a seed enters) are this
+package's.
 
 `sampled` makes a smaller graph, and defines the result. `propagation.propagate(…, sampling=…)` samples while it adds
 up, as the paper does; a training step, which goes through the edges 2·K times, takes the smaller graph.
@@ -25,10 +32,11 @@ from torch import Tensor
 
 from ziggurat.features.jagged import offsets_of
 from ziggurat.ops.graph.graph import Graph
+from ziggurat.ops.mixed_bits import GOLDEN_SIGNED, mix, shifted
 from ziggurat.typed import Count, checked
 
 PRIME = 2_147_483_647  # above any number of edges of a row, so it has no divisor in common with one
-_SEED_BITS = 20
+_FIRST_BITS = 31
 
 
 class EdgeStrategy(StrEnum):
@@ -47,7 +55,7 @@ class EdgeSampling:
         width: W, edges of a row that take part at most.
         strategy: bucket or fast_rand; see `EdgeStrategy`.
         rescales: whether the weights of a row that was cut grow by n / W.
-        seed: another one chooses other edges, of its last 20 bits; with 0 all rows begin at their first edge.
+        seed: another one chooses other edges; 0: every row begins at its first edge.
     """
 
     width: Count
@@ -56,9 +64,9 @@ class EdgeSampling:
     seed: int = 0
 
     @property
-    def shift(self) -> int:
-        """The seed as the kernels take it: small enough that products with it do not overflow."""
-        return self.seed % (1 << _SEED_BITS)
+    def key(self) -> int:
+        """The seed as the kernels take it, a number of 63 bits."""
+        return self.seed % (1 << 63)
 
 
 def sampled(graph: Graph, sampling: EdgeSampling) -> Graph:
@@ -91,9 +99,8 @@ def chosen_edges(
         sampling: the settings.
     """
     # Another row, another beginning, but for a seed of 0: hubs would else all leave out the same neighbours.
-    first_E = rows * sampling.shift
+    bits_E = shifted(mix(rows * GOLDEN_SIGNED + sampling.key), 64 - _FIRST_BITS)
+    first_E = bits_E % lengths if sampling.key else torch.zeros_like(rows)
     if sampling.strategy is EdgeStrategy.BUCKET:
-        # The place within a bucket, which has n // W edges or one more.
-        inside_E = first_E % (lengths // sampling.width).clamp(min=1)
-        return k_E * lengths // sampling.width + inside_E
+        return (first_E + k_E * lengths // sampling.width) % lengths
     return (first_E + k_E * (PRIME % lengths)) % lengths

@@ -122,7 +122,7 @@ def propagate(
         0 if sampling is None else sampling.width,
         0 if sampling is None else _STRATEGY[sampling.strategy],
         int(sampling is not None and sampling.rescales),
-        0 if sampling is None else sampling.shift,
+        0 if sampling is None else sampling.key,
         torch.get_num_threads(),
     )
     return out_QD

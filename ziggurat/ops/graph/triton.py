@@ -63,7 +63,7 @@ def propagate_triton(
         out_QD,
         dim,
         1 if sampling is None else sampling.width,
-        0 if sampling is None else sampling.shift,
+        0 if sampling is None else sampling.key,
         PRIME,
         scale,
         has_rows=rows is not None,

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from ziggurat.ops.bits_triton import rounded_to
+from ziggurat.ops.bits_triton import mixed, rounded_to
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def propagate_kernel(
     out,
     dim,
     width,
-    shift,
+    key,
     prime,
     scale,
     has_rows: tl.constexpr,
@@ -47,18 +47,21 @@ def propagate_kernel(
         taken = tl.minimum(size, width)
         if rescales:
             factor = tl.maximum(size.to(tl.float32) / width, 1.0)
-    first = row * shift
+    # As in edge_sampling.py. A small key comes in 32 bits: the sum with a row has 64.
+    wide_key = row * 0 + key
+    bits = mixed(wide_key.to(tl.uint64, bitcast=True) + row.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
+    first = tl.where(wide_key != 0, (bits >> 33).to(tl.int64), 0)
     for start in range(0, taken, block_edges):
         k = start + tl.arange(0, block_edges).to(tl.int64)
         is_edge = k < taken
         chosen = k
         if is_sampled:
-            # As in edge_sampling.py; of a row that is not cut the number is thrown away, and must be no division by 0.
+            # Of a row that is not cut the number is thrown away, and must be no division by 0.
             n = tl.maximum(size, 1)
             if is_random:
                 some = (first % n + k * (prime % n)) % n
             else:
-                some = k * n // width + first % tl.maximum(n // width, 1)
+                some = (first % n + k * n // width) % n
             chosen = tl.where(size > width, some, k)
         at = begin + tl.where(is_edge, chosen, 0)
         column = tl.load(columns + at, mask=is_edge, other=0).to(tl.int64)

@@ -18,7 +18,7 @@ that have nothing to do end at once.
 import triton
 import triton.language as tl
 
-from ziggurat.ops.bits_triton import bf16_of, numbers_of, upper_halves
+from ziggurat.ops.bits_triton import bf16_of, mixed, numbers_of, upper_halves
 
 
 @triton.jit(do_not_specialize=["batch_size", "first_source"])
@@ -288,16 +288,6 @@ def combine_kernel(pieces, num_chunks, partials, dim: tl.constexpr, padded_dim: 
 
 
 @triton.jit
-def _mix(z):
-    """The finaliser of splitmix64."""
-    z = z ^ (z >> 30)
-    z = z * 0xBF58476D1CE4E5B9
-    z = z ^ (z >> 27)
-    z = z * 0x94D049BB133111EB
-    return z ^ (z >> 31)
-
-
-@triton.jit
 def _rounding_bits(origins, num_origins, row, there, step_number, d):
     """16 random bits for each row and column; `ops/row_formats/noise.py` defines them."""
     # Tables are few and begin in rising order: the last that begins at or before a row is its own.
@@ -309,8 +299,8 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
     key = tl.load(own + 2, mask=there, other=0)
     column = tl.load(own + 3, mask=there, other=0)
     golden = 0x9E3779B97F4A7C15
-    key = _mix(key.to(tl.uint64, bitcast=True) + step_number.to(tl.uint64, bitcast=True) * golden)
-    word = _mix(key + (row + shift).to(tl.uint64, bitcast=True) * golden).to(tl.uint32) + column.to(tl.uint32)
+    key = mixed(key.to(tl.uint64, bitcast=True) + step_number.to(tl.uint64, bitcast=True) * golden)
+    word = mixed(key + (row + shift).to(tl.uint64, bitcast=True) * golden).to(tl.uint32) + column.to(tl.uint32)
     # From here on in 32 bits, which is what GPUs multiply fast.
     z = word[:, None] + (d + 1).to(tl.uint32) * 0x9E3779B9
     z = z ^ (z >> 16)
