@@ -167,12 +167,47 @@ def test_negatives_are_not_what_the_user_took():
     items = torch.cat(found)
     taken = edges(batch)
     users = batch.single[0].repeat(5)
-    # A user takes up to a fifth of the items here: eight draws in a row are theirs once in 400,000.
     assert not {(u, i) for u, i in zip(users.tolist(), items.tolist(), strict=True)} & taken
     assert int(items.min()) == 3
     assert int(items.max()) == 59
     counts = torch.bincount(items, minlength=60)[3:]
     assert float(counts.max()) < 2 * float(counts.float().mean())
+
+
+@pytest.mark.parametrize("num_free", [0, 1, 3])
+def test_negatives_of_a_user_who_took_nearly_all_are_the_others(num_free):
+    spec = inputs(tables=(TableSpec(name="user", num_rows=8), TableSpec(name="item", num_rows=53)))
+    model = build_model(LightGCNConfig(embedding_dim=16), spec, seed=0)
+    batch = random_batch(spec, 50, seed=0)
+    batch.single[0] = 4
+    batch.single[1] = 3 + torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    batch.labels.fill_(1.0)
+    batch.weights.fill_(1.0)
+    free = batch.single[1][:num_free].tolist()
+    model.observe([batch.rows(num_free, 50)])
+    # A neighbour with few items, whose pairs lie beside.
+    batch.single[0, -1] = 3
+    found = torch.cat([drawn(model, batch, step=step).extras[NEGATIVES][:-1] for step in range(20)])
+    if num_free:
+        assert sorted(set(found.tolist())) == sorted(free)
+        assert int(torch.bincount(found)[free].min()) > 0.8 * len(found) / num_free
+    else:
+        assert torch.equal(found, batch.single[1][:-1].repeat(20))
+
+
+def test_a_user_who_took_all_items_teaches_the_penalty_alone():
+    spec = inputs()
+    model = build_model(LightGCNConfig(embedding_dim=16, l2=0.0), spec, seed=0)
+    batch = random_batch(spec, ITEMS - 3, seed=0)
+    batch.single[0] = 5
+    batch.single[1] = torch.arange(3, ITEMS)
+    batch.labels.fill_(1.0)
+    model.observe([batch])
+    loss = model.loss(model.forward_dense(model.embed(drawn(model, batch))), batch).mean()
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(np.log(2), abs=1e-6)
+    for name in ("user", "item"):
+        assert float(model.embeddings.tables.parameter(name).grad.abs().max()) < 1e-6
 
 
 def test_sampled_edges_change_from_step_to_step():

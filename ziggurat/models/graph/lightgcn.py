@@ -7,13 +7,13 @@ Nothing is learned but the tables: a layer is a weighted sum over neighbours. Th
 item of the positive training samples (`observe`); it is made again when a run is resumed, and is no part of a
 checkpoint. With `num_layers = 0` this is matrix factorisation (BPR-MF).
 
-The loss is BPR (Rendle et al., UAI 2009), one negative for each positive sample, which the user did not take in
-training, and the penalty of the paper's code on the rows that the sample read, at layer 0:
+The loss is BPR (Rendle et al., UAI 2009), one negative for each positive sample, uniform among the items that the user
+did not take in training, and the penalty of the paper's code on the rows that the sample read, at layer 0:
 
     loss_b = ln(1 + exp(⟨e_u, e_j⟩ − ⟨e_u, e_i⟩)) + λ / 2 · (‖x_u‖² + ‖x_i‖² + ‖x_j‖²)
 
 Negatives follow from the seed, the step and the sample (`shortened`), so they are the same on any number of ranks and
-after a resume.
+after a resume. A user who took every item has none: j is i, and of that sample only the penalty has a gradient.
 
 *Vectors.* Evaluation and answers need E of all rows. It is computed once after the weights changed, and kept with the
 model (`propagated_users`, `propagated_items`), and so in checkpoints: a run that is loaded has no graph. A user or an
@@ -64,8 +64,7 @@ from ziggurat.typed import CountOrNone, Dim, FloatOrZero, checked
 
 NEGATIVES = "lightgcn.negatives"
 _EDGES = "lightgcn.edges"
-_DRAWS = 8  # negatives that are tried for a sample; a user who took half of all items misses all with 1 in 256
-_OF_EDGES = 1 << 16  # a purpose of drawn bits, beside those of negatives, which are below _DRAWS
+_OF_NEGATIVES, _OF_EDGES = 0, 1 << 16  # purposes of random bits
 
 
 class LayerDtype(StrEnum):
@@ -147,7 +146,10 @@ class LightGCN(Model):
         self._tables = tuple(inputs.single[index].table for index in (self._user, self._item))
         self._sizes = tuple(inputs.table(name).num_rows for name in self._tables)
         self.graph: Graph | None = None
-        self._pairs: np.ndarray | None = None
+        # Where a user's items begin, and of each of them in rising order how many items below it the user did not take,
+        # as numbers that rise from user to user; see `_drawn`.
+        self._first_of_user: np.ndarray = np.zeros(self._sizes[0] + 1, dtype=np.int64)
+        self._free_below: np.ndarray = np.empty(0, dtype=np.int64)
         self._is_stale = False
         if config.num_layers:
             # Integers: a step keeps a copy of float buffers, which its forward pass might change.
@@ -177,7 +179,7 @@ class LightGCN(Model):
         items_E = torch.cat(items)
         num_users, num_items = self._sizes
         self.graph = user_item_graph(users_E, items_E, num_users=num_users, num_items=num_items)
-        self._pairs = torch.unique(users_E * num_items + items_E).numpy()
+        self._remember_taken(self.graph)
         self._is_stale = True
 
     # --------------------------------------------------------------------------------------------------------- training
@@ -186,7 +188,8 @@ class LightGCN(Model):
         """Draw a negative for each sample, and which edges take part in the step."""
         rows_B = batch.row_ids.cpu().numpy()
         users_B = batch.single[self._user].cpu().numpy()
-        negatives_B = self._drawn(users_B, rows_B, draw=draw)
+        items_B = batch.single[self._item].cpu().numpy()
+        negatives_B = self._drawn(users_B, rows_B, items_B, draw=draw)
         extras = batch.extras | {NEGATIVES: torch.from_numpy(negatives_B).to(batch.single.device)}
         if self.config.edge_width:
             seed = int(draw.hashes(np.zeros(1, np.int64), purposes_P=np.array([_OF_EDGES]))[0, 0] >> np.uint64(40))
@@ -345,28 +348,35 @@ class LightGCN(Model):
             kept.view(torch.float32).copy_(vectors_RD)
         self._is_stale = False
 
-    def _drawn(self, users_B: np.ndarray, rows_B: np.ndarray, *, draw: StepDraw) -> np.ndarray:
-        """Return items that the users did not take, uniform among those with a row of their own."""
-        num_items = self._sizes[1]
-        span = np.uint64(max(num_items - NUM_RESERVED_ROWS, 1))
-        chosen_B = np.zeros(len(users_B), dtype=np.int64)
-        again = np.arange(len(users_B))
-        for attempt in range(_DRAWS):
-            bits = draw.hashes(rows_B[again], purposes_P=np.array([attempt]))[0]
-            # The upper 32 bits times the span: uniform but for 1 in 2^32 / span.
-            drawn = ((bits >> np.uint64(32)) * span >> np.uint64(32)).astype(np.int64)
-            chosen_B[again] = np.minimum(drawn + NUM_RESERVED_ROWS, num_items - 1)
-            again = again[self._took(users_B[again], chosen_B[again])]
-            if not len(again):
-                break
-        return chosen_B
+    def _remember_taken(self, graph: Graph) -> None:
+        """Prepare draws among the items that a user did not take.
 
-    def _took(self, users_B: np.ndarray, items_B: np.ndarray) -> np.ndarray:
-        if self._pairs is None or not len(self._pairs):
-            return np.zeros(len(users_B), dtype=bool)
-        pairs_B = users_B * self._sizes[1] + items_B
-        places_B = np.searchsorted(self._pairs, pairs_B).clip(max=len(self._pairs) - 1)
-        return self._pairs[places_B] == pairs_B
+        A user took items t_0 < t_1 < …, counted without the reserved rows: t_k − k items below t_k are free.
+        """
+        num_users, num_items = self._sizes
+        self._first_of_user = graph.offsets[: num_users + 1].cpu().numpy()
+        users_E = np.arange(num_users).repeat(np.diff(self._first_of_user))
+        taken_E = graph.columns[: len(users_E)].cpu().numpy().astype(np.int64) - num_users - NUM_RESERVED_ROWS
+        k_E = np.arange(len(users_E)) - self._first_of_user[users_E]
+        self._free_below = users_E * num_items + taken_E - k_E
+
+    def _drawn(self, users_B: np.ndarray, rows_B: np.ndarray, items_B: np.ndarray, *, draw: StepDraw) -> np.ndarray:
+        """Return items that the users did not take, uniform among those with a row of their own.
+
+        Args:
+            users_B: the user of each sample.
+            rows_B: the number of the sample, which the draw follows from.
+            items_B: its item, which is the answer where the user took all.
+            draw: seed and step.
+        """
+        first_B = self._first_of_user[users_B]
+        num_free_B = self._sizes[1] - NUM_RESERVED_ROWS - (self._first_of_user[users_B + 1] - first_B)
+        bits_B = draw.hashes(rows_B, purposes_P=np.array([_OF_NEGATIVES]))[0]
+        # The upper 32 bits times the number: uniform but for 1 in 2^32 / number.
+        free_B = ((bits_B >> np.uint64(32)) * num_free_B.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+        # The n-th free item stands behind as many of the user's items as have at most n free ones below.
+        behind_B = np.searchsorted(self._free_below, users_B * self._sizes[1] + free_B, side="right") - first_B
+        return np.where(num_free_B > 0, free_B + behind_B + NUM_RESERVED_ROWS, items_B)
 
     def _is_known(self, batch: Batch) -> Tensor:
         """Return which samples have a user and an item with rows of their own: the reserved ones are no nodes."""
