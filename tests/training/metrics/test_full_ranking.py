@@ -228,31 +228,63 @@ def test_users_who_ask_several_times_have_one_list(seed):
     assert torch.equal(found[1], wanted[1])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_recall_and_ndcg_of_users(seed):
+@pytest.mark.parametrize("repeats", Repeats)
+@pytest.mark.parametrize("seed", range(4))
+def test_recall_and_ndcg_of_users(seed, repeats):
+    """One list a user, by brute force: what was asked for again counts once, what was had before as the schema says."""
     rng = np.random.default_rng(seed)
-    ranks = rng.integers(0, 60, 200)
-    users = rng.integers(0, 30, 200)  # 0 is nobody
+    num_users, num_items = 30, 60
+    items = torch.from_numpy(rng.normal(size=(num_items, 4)).astype(np.float32))
+    vectors = torch.from_numpy(rng.normal(size=(num_users, 4)).astype(np.float32))
+    had = rng.random((num_users, num_items)) < 0.3
+    users = rng.integers(0, num_users, 200)  # 0 is nobody
+    # The best items are asked for most, so that places collide; -1 is an item that training never saw.
+    best = (-(vectors @ items.T)).argsort(dim=1).numpy()
+    targets = best[users, rng.integers(0, 25, 200)]
+    targets[rng.random(200) < 0.1] = -1
     weights = torch.from_numpy((rng.random((200, 1)) < 0.8).astype(np.float32))
-    sums = FullRankingSums([LabelSpec(name="a")], num_items=80, ks=(5,), has_users=True)
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=num_items, ks=(5,), repeats=repeats, has_users=True)
     for some in (slice(0, 90), slice(90, None)):
-        ranks_Q = torch.from_numpy(ranks[some])
-        lists_QK = torch.zeros(len(ranks_Q), 5, dtype=torch.int64)
-        is_repeated_Q = torch.zeros(len(ranks_Q), dtype=torch.bool)
-        sums.add(ranks_Q, lists_QK, weights[some], is_repeated_Q=is_repeated_Q, units_Q=users[some])
+        pairs = np.argwhere(had[users[some]])
+        wanted, excluded = left_out(targets[some], pairs, repeats=repeats)
+        asked = Questions(
+            users=vectors[users[some]], targets=torch.from_numpy(wanted), excluded=torch.from_numpy(excluded)
+        )
+        ranks, lists = rank_all(items, asked, depth=5)
+        is_repeated = torch.from_numpy(had_targets(targets[some], pairs))
+        sums.add(
+            ranks, lists, weights[some], is_repeated_Q=is_repeated, units_Q=users[some], targets_Q=targets[some]
+        )
     recalls = []
     ndcgs = []
-    for user in range(1, 30):
-        own = [r for r, u, w in zip(ranks, users, weights[:, 0].tolist(), strict=True) if u == user and w]
-        hits = [r for r in own if 0 < r <= 20]
-        if own:
-            best = sum(1 / math.log2(place + 1) for place in range(1, min(len(own), 20) + 1))
-            recalls.append(len(hits) / len(own))
-            ndcgs.append(sum(1 / math.log2(r + 1) for r in hits) / best)
+    for user in range(1, num_users):
+        own = targets[(users == user) & (weights[:, 0].numpy() > 0)]
+        right = set(own[own >= 0].tolist())
+        count = len(right) + int((own < 0).sum())
+        if not count:
+            continue
+        takes_part = ~had[user] | (repeats is Repeats.ALLOW)
+        takes_part[list(right)] |= repeats is Repeats.LEAVE_OUT_BUT_TARGET
+        listed = [item for item in best[user].tolist() if takes_part[item]][:20]
+        hits = [place for place, item in enumerate(listed, 1) if item in right]
+        recalls.append(len(hits) / count)
+        whole = sum(1 / math.log2(place + 1) for place in range(1, min(count, 20) + 1))
+        ndcgs.append(sum(1 / math.log2(place + 1) for place in hits) / whole)
     found = sums.compute()
     assert set(found) == set(full_ranking_names(sums.labels, ks=(5,), has_users=True))
     assert found["full_user_recall@20"] == pytest.approx(np.mean(recalls))
     assert found["full_user_ndcg@20"] == pytest.approx(np.mean(ndcgs))
+
+
+def test_items_of_a_user_whose_lists_differ_stand_behind_one_another():
+    sums = FullRankingSums([LabelSpec(name="a")], num_items=9, ks=(1,), repeats=Repeats.ALLOW, has_users=True)
+    users, targets, ranks = np.array([1, 1, 1, 2]), np.array([4, 5, 4, 4]), torch.tensor([1, 1, 7, 3])
+    weights, lists = torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
+    is_repeated = torch.zeros(4, dtype=torch.bool)
+    sums.add(ranks, lists, weights, is_repeated_Q=is_repeated, units_Q=users, targets_Q=targets)
+    found = sums.compute()
+    assert found["full_user_recall@20"] == 1
+    assert found["full_user_ndcg@20"] == pytest.approx((1 + 1 / math.log2(4)) / 2)
 
 
 def test_without_a_user_there_is_no_metric_of_users():

@@ -334,6 +334,7 @@ class FullRankingPass:
             weights_BL[samples],
             is_repeated_Q=is_repeated_Q,
             units_Q=units_B.cpu().numpy()[numbers],
+            targets_Q=wanted,
         )
 
     def _asked_by_users(

@@ -13,10 +13,14 @@ schema says (`[items] repeats`, see `features/items.py`).
                       as full_recall@k, unless the target is spared from what answers leave out
 
 Where samples have a group, two metrics are of users, not of questions: what papers on graphs of users and items report
-(He et al., SIGIR 2020). A user with n questions has n right answers in one list of 20:
+(He et al., SIGIR 2020). A user who asks for n different items has n right answers in one list of 20, on places p:
 
-    full_user_recall@20   mean over users of (questions with r ≤ 20) / n
-    full_user_ndcg@20     mean over users of Σ 1 / log₂(r + 1) over these, divided by that of the best list
+    full_user_recall@20   mean over users of (items with p ≤ 20) / n
+    full_user_ndcg@20     mean over users of Σ 1 / log₂(p + 1) over these, divided by that of the best list
+
+The list of a user is what is ranked for any of the questions: p is r and as many of the user's other items ahead as were
+spared in their own questions alone (`repeats`). Where a user's vector differs from question to question there is no one
+list: an item has the best of its ranks, and items of equal places stand one behind the other.
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
@@ -299,6 +303,7 @@ class FullRankingSums:
         *,
         is_repeated_Q: Bool[Tensor, "Q"],
         units_Q: Int64[np.ndarray, "Q"] | None = None,
+        targets_Q: Int64[np.ndarray, "Q"] | None = None,
     ) -> None:
         """Count some questions.
 
@@ -307,7 +312,8 @@ class FullRankingSums:
             lists_QK: first items; -1 where there are fewer.
             weights_QL: of each question for each label; 0 where it is none.
             is_repeated_Q: whether the user had the target before.
-            units_Q: who asks, for error bars; None: nobody wants them.
+            units_Q: who asks, for error bars and metrics of users; None: nobody wants them.
+            targets_Q: numbers of the items, -1 where training saw none, for metrics of users.
         """
         # A target that was not found has the rank ∞, and with it the gain 0.
         ranks = torch.where(ranks_Q > 0, ranks_Q.double(), torch.inf)
@@ -329,7 +335,11 @@ class FullRankingSums:
         for label in range(len(self.labels)):
             is_asked_Q = weights_QL[:, label] > 0
             if self.has_users and units_Q is not None:
-                self._of_users[label].add(units_Q[is_asked_Q.numpy()], ranks_Q[is_asked_Q].numpy())
+                assert targets_Q is not None, "metrics of users need to know which questions ask for one item"
+                # Only one that was had before, and is found all the same, was spared.
+                is_spared_Q = is_repeated_Q & self.repeats.answers_leave_out
+                rows_Q4 = np.stack([units_Q, targets_Q, ranks_Q.numpy(), is_spared_Q.numpy()], axis=1)
+                self._of_users[label].add(rows_Q4[is_asked_Q.numpy()])
             asked = lists_QK[is_asked_Q]
             for index, k in enumerate(self.ks):
                 numbers = asked[:, :k].flatten()
@@ -388,71 +398,79 @@ class FullRankingSums:
 
 
 class _UserSums:
-    """Hits, gains and questions of each user, of one label."""
+    """The items that each user asked for, of one label."""
 
     def __init__(self) -> None:
-        self._users: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        self._sums: list[NDArray[np.float64]] = [np.empty((0, 3))]
+        self._rows: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
 
-    def add(self, users_Q: NDArray[np.int64], ranks_Q: NDArray[np.int64]) -> None:
-        """Count some questions; rank 0 is a target that cannot be found."""
-        is_known_Q = users_Q != 0  # 0 is a missing group: nobody
-        users_Q = users_Q[is_known_Q]
-        ranks_Q = ranks_Q[is_known_Q]
-        is_hit_Q = (ranks_Q > 0) & (ranks_Q <= USER_K)
-        gains_Q = np.where(is_hit_Q, 1.0 / np.log2(np.maximum(ranks_Q, 1) + 1.0), 0.0)
-        columns = np.stack([is_hit_Q.astype(np.float64), gains_Q, np.ones(len(users_Q))], axis=1)
-        users_U, sums_U3 = _summed(users_Q, columns)
-        self._users.append(users_U)
-        self._sums.append(sums_U3)
+    def add(self, rows_Q4: NDArray[np.int64]) -> None:
+        """Count some questions: user, number of the item, its rank (0: it cannot be found), whether it was spared."""
+        # User 0 is a missing group: nobody.
+        self._rows.append(rows_Q4[rows_Q4[:, 0] != 0])
 
     def means(self, process_group: dist.ProcessGroup | None) -> dict[str, float]:
         """Return both metrics over all users; collective where there is a process group."""
-        users_U, sums_U3 = _summed(np.concatenate(self._users), np.concatenate(self._sums))
+        rows_Q4 = np.concatenate(self._rows)
         if process_group is not None:
-            users_U, sums_U3 = _summed(*_of_all_ranks(users_U, sums_U3, process_group))
-        if not len(users_U):
+            rows_Q4 = _of_all_ranks(rows_Q4, process_group)
+        if not len(rows_Q4):
             return {USER_RECALL: math.nan, USER_NDCG: math.nan}
+        users_N, places_N = _places_of_items(rows_Q4)
+        is_hit_N = places_N <= USER_K
+        gains_N = np.where(is_hit_N, 1.0 / np.log2(places_N + 1.0), 0.0)
+        _, number_N, counts_U = np.unique(users_N, return_inverse=True, return_counts=True)
         best_K = np.cumsum(1.0 / np.log2(np.arange(1, USER_K + 1) + 1.0))
-        counts_U = sums_U3[:, 2]
-        best_U = best_K[np.minimum(counts_U, USER_K).astype(np.int64) - 1]
+        best_U = best_K[np.minimum(counts_U, USER_K) - 1]
         return {
-            USER_RECALL: float((sums_U3[:, 0] / counts_U).mean()),
-            USER_NDCG: float((sums_U3[:, 1] / best_U).mean()),
+            USER_RECALL: float((np.bincount(number_N, weights=is_hit_N) / counts_U).mean()),
+            USER_NDCG: float((np.bincount(number_N, weights=gains_N) / best_U).mean()),
         }
 
 
-def _summed(users: NDArray[np.int64], sums: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Each user once, with the sum of the rows."""
-    distinct_U, inverse = np.unique(users, return_inverse=True)
-    summed_U3 = np.zeros((len(distinct_U), sums.shape[1]))
-    np.add.at(summed_U3, inverse, sums)
-    return distinct_U, summed_U3
+def _places_of_items(rows_Q4: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the user of each item that a user asked for, ascending, and its place in that user's list.
+
+    Args:
+        rows_Q4: user, number of the item (-1: unknown), rank (0: it cannot be found), whether it was spared.
+    """
+    users_Q, targets_Q, ranks_Q, is_spared_Q = rows_Q4.T
+    # All places behind the list are alike.
+    ranks_Q = np.where((ranks_Q > 0) & (ranks_Q <= USER_K), ranks_Q, USER_K + 1)
+    order_Q = np.lexsort((ranks_Q, targets_Q, users_Q))
+    is_same_Q = (np.diff(users_Q[order_Q]) == 0) & (np.diff(targets_Q[order_Q]) == 0)
+    # Unknown items cannot be told apart: each counts. Of an item that is asked for again the best rank stands first.
+    kept_N = order_Q[np.r_[True, ~is_same_Q | (targets_Q[order_Q[1:]] < 0)]]
+    users_N = users_Q[kept_N]
+    ranks_N = ranks_Q[kept_N]
+    is_spared_N = is_spared_Q[kept_N]
+    # Of two equal ranks the spared one is ahead: behind the other, it would have counted that one.
+    order_N = np.lexsort((1 - is_spared_N, ranks_N, users_N))
+    users_N = users_N[order_N]
+    before_N = np.cumsum(is_spared_N[order_N]) - is_spared_N[order_N]
+    first_N = np.searchsorted(users_N, users_N)
+    places_N = ranks_N[order_N] + before_N - before_N[first_N]
+    # No two items on one place: each stands behind the one before. One pass for all users, whom no place leads beyond
+    # their own span of numbers.
+    within_N = np.arange(len(users_N)) - first_N
+    span_N = (USER_K + 1) * np.cumsum(within_N == 0)
+    behind_N = np.maximum.accumulate(np.minimum(places_N, USER_K + 1) - within_N + span_N)
+    return users_N, behind_N - span_N + within_N
 
 
-def _of_all_ranks(
-    users_U: NDArray[np.int64], sums_U3: NDArray[np.float64], group: dist.ProcessGroup
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rows of all ranks, in rank order, on each of them; collective."""
+def _of_all_ranks(rows_Q4: NDArray[np.int64], group: dist.ProcessGroup) -> NDArray[np.int64]:
+    """Return the rows of all ranks, in rank order, on each of them; collective."""
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    size = torch.tensor([len(users_U)], device=device)
+    size = torch.tensor([len(rows_Q4)], device=device)
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     with communicating("metrics of users"):
         dist.all_gather(sizes, size, group=group)
         longest = max(int(each) for each in sizes)
         # Collectives need equal shapes: all pad to the longest.
-        users = torch.zeros(longest, dtype=torch.int64, device=device)
-        sums = torch.zeros(longest, 3, dtype=torch.float64, device=device)
-        users[: len(users_U)] = torch.from_numpy(users_U)
-        sums[: len(users_U)] = torch.from_numpy(sums_U3)
-        of_users = [torch.empty_like(users) for _ in sizes]
-        of_sums = [torch.empty_like(sums) for _ in sizes]
-        dist.all_gather(of_users, users, group=group)
-        dist.all_gather(of_sums, sums, group=group)
-    counts = [int(each) for each in sizes]
-    kept = [tensor[:count].cpu().numpy() for tensor, count in zip(of_users, counts, strict=True)]
-    kept_sums = [tensor[:count].cpu().numpy() for tensor, count in zip(of_sums, counts, strict=True)]
-    return np.concatenate(kept), np.concatenate(kept_sums)
+        rows = torch.zeros(longest, 4, dtype=torch.int64, device=device)
+        rows[: len(rows_Q4)] = torch.from_numpy(rows_Q4)
+        of_ranks = [torch.empty_like(rows) for _ in sizes]
+        dist.all_gather(of_ranks, rows, group=group)
+    return np.concatenate([each[: int(size)].cpu().numpy() for each, size in zip(of_ranks, sizes, strict=True)])
 
 
 def has_repeats(metrics: Mapping[str, float]) -> bool:
