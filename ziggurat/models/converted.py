@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.models.contract.model import Model
+from ziggurat.models.contract.model import Model, device_of
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
 from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
@@ -168,7 +168,7 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: boo
                 "--training.precision fp32, without --training.dispatch",
             ),
         )
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     plan = DispatchPlan.read(path, model=type(model).__name__, shapes=shapes_of_products(model), device=device)
     unknown = "" if plan.shapes is not None else "; an older Ziggurat wrote the file: for which sizes, it does not say"
     converted = convert(model, lambda name, module: plan.arithmetic(name, is_scored=is_scored))

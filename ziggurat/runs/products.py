@@ -12,6 +12,7 @@ import torch
 from ziggurat.features.batch import Batch
 from ziggurat.files import Format
 from ziggurat.models.build import ModelConfig
+from ziggurat.models.contract.model import device_of
 from ziggurat.models.dispatch_times import seconds_of_plans
 from ziggurat.models.probed import ModelProbe
 from ziggurat.numerics.probe import Direction, ProbeRecord
@@ -115,7 +116,7 @@ def dispatch_of_run(
     timed = batches[:TIMED_BATCHES]
     return plan_dispatch(
         record,
-        device=_device_of(run),
+        device=device_of(run.model),
         seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
         shapes=shapes_of_products(run.model),
         folder=folder,
@@ -134,11 +135,7 @@ def _batches_of(run: Run) -> list[Batch]:
     """Return batches of the training rows of a run, on the device of its model."""
     size = run.config.training.loader.batch_size
     batches = ordered_batches(run.own_rows("train"), batch_size=size).batches(epoch=0)
-    return [batch.to(_device_of(run)) for batch in itertools.islice(batches, MEASURED_BATCHES)]
-
-
-def _device_of(run: Run) -> torch.device:
-    return next((each.device for each in run.model.parameters()), torch.device("cpu"))
+    return [batch.to(device_of(run.model)) for batch in itertools.islice(batches, MEASURED_BATCHES)]
 
 
 def product_errors(

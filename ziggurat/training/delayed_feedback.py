@@ -54,6 +54,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.label_state import LABEL_STATE, LabelState
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights
+from ziggurat.models.contract.model import device_of
 from ziggurat.training.delayed_losses import DELAYED, REAL, DelayChances, DelayedLoss, DelayedRows
 from ziggurat.training.distillation import ScaledGradient
 from ziggurat.typed import FloatOrZero, checked
@@ -246,7 +247,7 @@ def correct_labels(model: Model, config: DelayedConfig, *, seed: int) -> Delayed
             where=f"--delayed.loss {config.loss.value}",
             ways_out=("take positive_weight out of the label in the schema", "--delayed.loss none"),
         )
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     # The random state of the run stays as it was, so that the model is the same with each loss.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

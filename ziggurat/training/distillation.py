@@ -44,6 +44,7 @@ from ziggurat.errors import ConfigError, DataError, nearest_names
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights, logits_among_all, numbers_of_labels
+from ziggurat.models.contract.model import device_of
 from ziggurat.typed import FloatOrZero, PositiveFloat, checked
 
 _HIDDEN = 8  # of an adapter, as in the paper
@@ -426,7 +427,7 @@ def teach(
                     "in a model of your own: def closing_maps(self): return [self.output]",
                 ),
             )
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     # The random state of the run stays as it was, so that the model is the same with a teacher and without.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

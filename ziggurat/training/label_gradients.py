@@ -20,6 +20,7 @@ import torch
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
+from ziggurat.models.contract.model import device_of
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.step.own_loss import LossFunction
 
@@ -66,7 +67,7 @@ def drowned_labels(model: Model, dataset: EncodedDataset, *, loss: LossFunction 
     """
     if len(model.inputs.labels) < 2 or not dataset.num_rows:
         return []
-    device = next(iter(model.parameters()), torch.zeros(())).device
+    device = device_of(model)
     batch = next(iter(ordered_batches(dataset, batch_size=_ROWS).batches(epoch=0))).to(device)
     norms = gradients_of_labels(model, batch, loss=loss)
     lines: list[str] = []
@@ -90,7 +91,7 @@ def far_labels(model: Model, dataset: EncodedDataset) -> list[str]:
     numbers = [index for index, label in enumerate(model.inputs.labels) if label.task.is_number]
     if not numbers or not dataset.num_rows:
         return []
-    device = next(iter(model.parameters()), torch.zeros(())).device
+    device = device_of(model)
     batch = next(iter(ordered_batches(dataset, batch_size=_ROWS).batches(epoch=0))).to(device)
     was_training = model.training
     model.eval()

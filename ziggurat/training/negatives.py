@@ -36,6 +36,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows
 from ziggurat.models import Model
+from ziggurat.models.contract.model import device_of
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.training.evaluation.full_ranking_pass import FindsItems, FullRanking, vectors_of_table
@@ -203,7 +204,7 @@ class MinedNegatives:
             step: steps made.
         """
         begin = time.perf_counter()
-        device = next(iter(cast(Model, model).parameters())).device
+        device = device_of(cast(Model, model))
         items_ND = vectors_of_table(model, items, compute=model.item_vectors, device=device)
         users_UD = vectors_of_table(model, self._users, compute=model.user_vectors, device=device)
         pairs = torch.from_numpy(np.stack(self._likes.pairs_of(self.groups), axis=1)).to(device)

@@ -27,6 +27,7 @@ from ziggurat.data.source import DataSource
 from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
+from ziggurat.models.contract.model import device_of
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
@@ -139,8 +140,8 @@ class Team:
         agreement = self._agreement
         if agreement is None or self.parallel is None:
             return TrainStep(model, config, parallel=self.parallel, loss=loss)
-        device = next(model.parameters()).device if any(True for _ in model.parameters()) else "cpu"
-        chosen, reason = self.on_first(lambda: _named(resolve_precision(config.precision, device=torch.device(device))))
+        device = device_of(model)
+        chosen, reason = self.on_first(lambda: _named(resolve_precision(config.precision, device=device)))
         config = dataclasses.replace(config, precision=Precision(chosen))
         self._agree_on_kernel(agreement, model, BatchShape(batch_size=config.loader.batch_size))
         step = TrainStep(model, config, parallel=self.parallel, loss=loss)

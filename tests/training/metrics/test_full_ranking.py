@@ -252,9 +252,7 @@ def test_recall_and_ndcg_of_users(seed, repeats):
         )
         ranks, lists = rank_all(items, asked, depth=5)
         is_repeated = torch.from_numpy(had_targets(targets[some], pairs))
-        sums.add(
-            ranks, lists, weights[some], is_repeated_Q=is_repeated, units_Q=users[some], targets_Q=targets[some]
-        )
+        sums.add(ranks, lists, weights[some], is_repeated_Q=is_repeated, units_Q=users[some], targets_Q=targets[some])
     recalls = []
     ndcgs = []
     for user in range(1, num_users):

@@ -479,6 +479,12 @@ class Model(nn.Module, ABC):
         return labelled_weight(batch.labels, batch.weights, inputs=self.inputs)
 
 
+def device_of(model: Model) -> torch.device:
+    """Return the device that a model computes on: of its parameters, and of its tables where it has no others."""
+    first = next(model.parameters(), None)
+    return model.embeddings.tables.device if first is None else first.device
+
+
 def look_up_pooled(model: Model, batch: Batch) -> Float[Tensor, "B T"]:
     """Return what a model's embeddings give of all pooled features, before its towers.
 

@@ -58,11 +58,8 @@ def propagate_kernel(
         if is_sampled:
             # Of a row that is not cut the number is thrown away, and must be no division by 0.
             n = tl.maximum(size, 1)
-            if is_random:
-                some = (first % n + k * (prime % n)) % n
-            else:
-                some = (first % n + k * n // width) % n
-            chosen = tl.where(size > width, some, k)
+            steps = k * (prime % n) if is_random else k * n // width
+            chosen = tl.where(size > width, (first % n + steps) % n, k)
         at = begin + tl.where(is_edge, chosen, 0)
         column = tl.load(columns + at, mask=is_edge, other=0).to(tl.int64)
         weight = tl.load(weights + at, mask=is_edge, other=0.0) * factor

@@ -32,6 +32,7 @@ from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import column_of
 from ziggurat.files import FileLock
 from ziggurat.models.contract.losses import logits_among_all
+from ziggurat.models.contract.model import device_of
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs.execute import trained_run
 from ziggurat.runs.load import Run
@@ -271,11 +272,10 @@ def _scored(
     """Return the global rows that could be read, their logits, and the bytes of their vectors."""
     encoded = run.preprocessing.encode(part, bad_rows=collector, with_labels=False, needs_extras=False)
     batch = table_to_batch(encoded.combine_chunks(), run.preprocessing.inputs)
-    device = next((parameter.device for parameter in run.model.parameters()), torch.device("cpu"))
     seen: list[Tensor] = []
     hooks = [linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for linear in maps]
     try:
-        logits_BL = run.model(batch.to(device)).float()
+        logits_BL = run.model(batch.to(device_of(run.model))).float()
     finally:
         for hook in hooks:
             hook.remove()

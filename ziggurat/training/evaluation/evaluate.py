@@ -25,6 +25,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import UNKNOWN_ROW
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
+from ziggurat.models.contract.model import device_of
 from ziggurat.models.contract.outputs_check import check_logits
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.precision.choice import whole_products
@@ -331,8 +332,7 @@ def scores_of(
     model: Model, batches: Iterable[Batch], *, progress: Progress | None = None
 ) -> Iterator[tuple[Batch, NDArray[np.floating]]]:
     """Yield each `(batch, scores)` with scores an array (B, L): float32, or float64 where a label is a number."""
-    # A model may have no parameters, and then computes on the CPU.
-    device = next(iter(model.parameters()), torch.zeros(())).device
+    device = device_of(model)
     was_training = model.training
     model.eval()
     done = 0
@@ -380,7 +380,7 @@ def evaluate_batches(
         full_ranking: of a model that finds items; its metrics come after the others.
         error_bar_of: the metric whose error is wanted, if any.
     """
-    device = next(iter(model.parameters()), torch.zeros(())).device
+    device = device_of(model)
     accumulator = MetricAccumulator(
         inputs, process_group=process_group, device=device, ranking_k=ranking_k, metrics=metrics
     )

@@ -32,6 +32,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import labelled_weights
+from ziggurat.models.contract.model import device_of
 from ziggurat.precision.choice import whole_products
 from ziggurat.training.metrics.full_ranking import (
     DEFAULT_KS,
@@ -285,9 +286,7 @@ class FullRankingPass:
             repeats=ranking.repeats,
             has_users=ranking.inputs.has_groups,
         )
-        # All weights lie on one device; a model may have no other than those of its tables.
-        first = next(iter(cast(Model, model).parameters()), None)
-        self._device = cast(Model, model).embeddings.tables.device if first is None else first.device
+        self._device = device_of(cast(Model, model))
         # Once for all questions, as weights do not change within an evaluation.
         self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 

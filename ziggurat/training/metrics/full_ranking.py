@@ -18,9 +18,9 @@ Where samples have a group, two metrics are of users, not of questions: what pap
     full_user_recall@20   mean over users of (items with p ≤ 20) / n
     full_user_ndcg@20     mean over users of Σ 1 / log₂(p + 1) over these, divided by that of the best list
 
-The list of a user is what is ranked for any of the questions: p is r and as many of the user's other items ahead as were
-spared in their own questions alone (`repeats`). Where a user's vector differs from question to question there is no one
-list: an item has the best of its ranks, and items of equal places stand one behind the other.
+The list of a user is what is ranked for any of the questions: p is r and as many of the user's other items ahead as
+were spared in their own questions alone (`repeats`). Where a user's vector differs from question to question there is
+no one list: an item has the best of its ranks, and items of equal places stand one behind the other.
 
 Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
 that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in

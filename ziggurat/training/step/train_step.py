@@ -44,6 +44,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm, refuse_lone_sample
 from ziggurat.models.contract.losses import take_bad_loss
+from ziggurat.models.contract.model import device_of
 from ziggurat.models.contract.outputs_check import checked_outputs
 from ziggurat.models.converted import dispatched_arithmetics, take_precision
 from ziggurat.ops.machine.allocator import keep_freed_memory
@@ -105,7 +106,7 @@ class TrainStep:
         self.config = config
         self.parallel = parallel
         _check_compile(config, model=model, parallel=parallel)
-        self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
+        self.device = device_of(model)
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
         self.precision.use(self.device)
         self.products = take_precision(
