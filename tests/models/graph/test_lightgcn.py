@@ -269,6 +269,11 @@ def test_a_loss_without_negatives_is_refused():
         model.loss(model.forward_dense(model.embed(batch)), batch)
 
 
+def test_sampled_edges_without_layers_are_refused():
+    with pytest.raises(ConfigError, match="edge_width = 4 and num_layers = 0"):
+        LightGCNConfig(num_layers=0, edge_width=4)
+
+
 def test_a_step_without_a_graph_is_refused():
     spec = inputs()
     model = build_model(LightGCNConfig(embedding_dim=16), spec, seed=0)

@@ -17,8 +17,9 @@ after a resume. A user who took every item has none: j is i, and of that sample 
 
 *Vectors.* Evaluation and answers need E of all rows. It is computed once after the weights changed, and kept with the
 model (`propagated_users`, `propagated_items`), and so in checkpoints: a run that is loaded has no graph. A user or an
-item without an edge has the mean vector of all that have one. An export holds E in place of the tables and no graph at
-all (`for_answers`): a factorisation with the same vectors, which any row format may pack.
+item without an edge has the mean vector of all that have one (with `num_layers = 0` its own row, as it began). An
+export holds E in place of the tables and no graph at all (`for_answers`): a factorisation with the same vectors, which
+any row format may pack.
 
 *Many ranks.* Rows come from wherever the plan put them, and their gradients go back there. Each rank propagates over
 the whole graph for the samples that it has, so ranks divide the batch, not the graph: a step sends all rows to every
@@ -81,11 +82,11 @@ class LightGCNConfig:
 
     Args:
         embedding_dim: D, columns of both tables.
-        num_layers: K; 0 is matrix factorisation.
+        num_layers: K; 0 is matrix factorisation, to which neither `layers_in` nor edges matter.
         l2: λ, of the penalty on the rows at layer 0 that a sample reads.
         layers_in: the numbers of layers, fp32 or bf16.
         edge_width: W, edges of a row that take part in a training step at most, drawn anew for each; 0: all of them.
-            Evaluation and answers take all edges.
+            Evaluation and answers take all edges. Wants layers.
         edge_strategy: how they are drawn; see `ops/graph/edge_sampling.py`.
         embedding: tables: optimizer, kernel, starting weights.
     """
@@ -106,6 +107,15 @@ class LightGCNConfig:
             optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=0.1
         )
     )
+
+    def __post_init__(self) -> None:
+        if self.edge_width and not self.num_layers:
+            raise ConfigError(
+                expected="layers, in which sampled edges take part",
+                found=f"edge_width = {self.edge_width} and num_layers = 0",
+                where="lightgcn settings",
+                ways_out=("--model.num-layers 3", "leave --model.edge-width out"),
+            )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -87,7 +87,7 @@ class ShardedTables(nn.Module):
                 where="parallel embeddings",
                 ways_out=(
                     "--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)",
-                    "train on one device: the BARS protocol is for small tables",
+                    "train on one device, without torchrun: gradients of all rows are for small tables",
                 ),
             )
         self.inputs = inputs
