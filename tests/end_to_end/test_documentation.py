@@ -18,6 +18,7 @@ import pytest
 
 from ziggurat.cli.main import build_parser
 from ziggurat.data.synthetic.drift import DriftConfig
+from ziggurat.features.schema_io import read_schema
 from ziggurat.serving.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,7 @@ MADE = (
     ROOT / "docs" / "cli.md",
     ROOT / "docs" / "experiments" / "list.md",
 )  # by `make index`, from what lies in files
+SCHEMA_BLOCKS = {"missing", "feature", "label", "table", "extra", "number", "roles", "items", "events"}
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {*MADE})
 SHELLS = ("", "console", "sh", "bash", "shell")
 
@@ -161,6 +163,19 @@ def test_every_setting_that_is_named_exists(document: Path) -> None:
             override(ServerConfig(), {found[1].removeprefix("server."): found[2]})
         else:
             override(config, {found[1]: found[2]})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_schema_can_be_read(document: Path, tmp_path: Path) -> None:
+    for number, (language, content) in enumerate(blocks(document)):
+        names = set(tomllib.loads(content)) if language == "toml" else set()
+        if not names & SCHEMA_BLOCKS:
+            continue
+        assert names <= SCHEMA_BLOCKS
+        # Others are parts of one, which the text explains by themselves.
+        if {"feature", "label"} <= names:
+            (tmp_path / f"{number}.toml").write_text(content)
+            read_schema(tmp_path / f"{number}.toml")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
