@@ -63,14 +63,14 @@ def check(rank: int, plan_json: Any, model_json: Any) -> None:
     del rank
     plan = from_json(Plan, plan_json, where="test")
     model = from_json(LightGCNConfig, model_json, where="test")
-    for num_layers, dense in ((2, DenseParallelism.DDP), (0, DenseParallelism.DDP)):
-        config = replace(model, num_layers=num_layers)
+    for num_layers, edge_width in ((2, 0), (0, 0), (2, 3)):
+        config = replace(model, num_layers=num_layers, edge_width=edge_width)
         batch = drawn(built(config), some_batch(13, seed=1))
         assert_same_as_single_device(
             lambda config=config: built(config),
             plan,
             batch=batch,
-            config=ParallelConfig(dense=dense),
+            config=ParallelConfig(dense=DenseParallelism.DDP),
             tolerance=Tolerance(fields=1e-6, others=3e-6),
         )
 
