@@ -18,9 +18,9 @@ EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, ca
 requests, and checksums of all of it. Before it is published, it is compared with the run on up to 100,000
 raw rows: no score may differ by more than 1e-5 (tables in few bits: no AUC may fall by more than 1e-4).
 
-A run of a ranking model makes an export that ranks given items. A run of a two_tower, of next_item or lightgcn, makes one that
-recommends: its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which columns
-describe the item ([items]); the catalogue is what was last seen of each item in the data, or a file of yours
+A run of a ranking model makes an export that ranks given items. A run of a two_tower, next_item or lightgcn makes one
+that recommends: its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which
+columns describe the item ([items]); the catalogue is what was last seen of each item in the data, or a file of yours
 (--items).
 
 A value model orders by a formula over the tasks: --value 'like + 2 * buy if price > 0 else like'. Without one, formulas
@@ -59,7 +59,7 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
-    parser.add_argument("run", help="folder of a trained run: of a ranking model, of a two_tower, next_item or lightgcn")
+    parser.add_argument("run", help="folder of a trained run: of a ranking model, two_tower, next_item or lightgcn")
     add_output(parser, "--out", metavar="FOLDER", required=True, help="folder of the export; an older one is replaced")
     parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores what the first one finds")
     parser.add_argument(
