@@ -62,6 +62,7 @@ from ziggurat.models.finalnet import Residual as Residual
 from ziggurat.models.graph.lightgcn import LayerDtype as LayerDtype
 from ziggurat.models.graph.lightgcn import LightGCN as LightGCN
 from ziggurat.models.graph.lightgcn import LightGCNConfig as LightGCNConfig
+from ziggurat.models.graph.lightgcn import PairSampling as PairSampling
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNet as MaskNet

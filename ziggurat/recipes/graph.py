@@ -17,12 +17,12 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.features.schema import Schema
-from ziggurat.models import LayerDtype, LightGCNConfig
+from ziggurat.models import LayerDtype, LightGCNConfig, PairSampling
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 from ziggurat.training.metrics.full_ranking import USER_RECALL
 
-GOWALLA = LightGCNConfig(layers_in=LayerDtype.BF16)
+GOWALLA = LightGCNConfig(pairs=PairSampling.USERS, layers_in=LayerDtype.BF16)
 
 
 def gowalla_lightgcn() -> RunConfig:

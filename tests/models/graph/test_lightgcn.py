@@ -14,7 +14,7 @@ from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.items import Items
-from ziggurat.models import LayerDtype, LightGCNConfig, build_model
+from ziggurat.models import LayerDtype, LightGCNConfig, PairSampling, build_model
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.graph.lightgcn import NEGATIVES
 from ziggurat.ops.graph.propagation import layer_average_reference
@@ -208,6 +208,31 @@ def test_a_user_who_took_all_items_teaches_the_penalty_alone():
     assert float(loss.detach()) == pytest.approx(np.log(2), abs=1e-6)
     for name in ("user", "item"):
         assert float(model.embeddings.tables.parameter(name).grad.abs().max()) < 1e-6
+
+
+def test_pairs_of_users_are_drawn_uniformly_over_users_and_then_over_their_items():
+    model, batch = observed(LightGCNConfig(embedding_dim=4, pairs=PairSampling.USERS))
+    taken: dict[int, set[int]] = {}
+    for user, item in edges(batch):
+        taken.setdefault(user, set()).add(item)
+    counts: dict[tuple[int, int], int] = {}
+    num_steps = 1000
+    for step in range(num_steps):
+        other = drawn(model, batch, step=step)
+        assert bool((other.labels == 1).all())
+        for user, item, negative in zip(*other.single.tolist(), other.extras[NEGATIVES].tolist(), strict=True):
+            assert item in taken[user]
+            assert negative not in taken[user] or len(taken[user]) == ITEMS - 3
+            counts[user, item] = counts.get((user, item), 0) + 1
+    total = num_steps * batch.batch_size
+    for user, items in taken.items():
+        for item in items:
+            expected = total / len(taken) / len(items)
+            assert abs(counts.get((user, item), 0) - expected) < 6 * expected**0.5
+    again = drawn(model, batch, step=3)
+    halves = [batch.rows(0, 20), batch.rows(20, 40)]
+    of_ranks = torch.cat([drawn(model, half, step=3).single for half in halves], dim=1)
+    assert torch.equal(of_ranks, again.single)
 
 
 def test_sampled_edges_change_from_step_to_step():

@@ -12,7 +12,11 @@ did not take in training, and the penalty of the paper's code on the rows that t
 
     loss_b = ln(1 + exp(⟨e_u, e_j⟩ − ⟨e_u, e_i⟩)) + λ / 2 · (‖x_u‖² + ‖x_i‖² + ‖x_j‖²)
 
-Negatives follow from the seed, the step and the sample (`shortened`), so they are the same on any number of ranks and
+Which pairs a step learns from is a choice (`pairs`). `samples`: those of its batch, as equation 15 sums over all pairs,
+so that a user with many items counts more. `users`: as many pairs as the batch has, each of a user drawn uniformly and
+one of the user's items, as the paper's code draws them: recall and NDCG are means over users.
+
+What is drawn follows from the seed, the step and the sample (`shortened`), so it is the same on any number of ranks and
 after a resume. A user who took every item has none: j is i, and of that sample only the penalty has a gradient.
 
 *Vectors.* Evaluation and answers need E of all rows. It is computed once after the weights changed, and kept with the
@@ -65,7 +69,14 @@ from ziggurat.typed import CountOrNone, Dim, FloatOrZero, checked
 
 NEGATIVES = "lightgcn.negatives"
 _EDGES = "lightgcn.edges"
-_OF_NEGATIVES, _OF_EDGES = 0, 1 << 16  # purposes of random bits
+_OF_NEGATIVES, _OF_EDGES, _OF_USERS, _OF_ITEMS = 0, 1 << 16, 1 << 17, (1 << 17) + 1  # purposes of random bits
+
+
+class PairSampling(StrEnum):
+    """Choices of the pairs of user and item that a step learns from."""
+
+    SAMPLES = "samples"  # those of the batch: each pair once an epoch
+    USERS = "users"  # of users drawn uniformly, one of the items of each
 
 
 class LayerDtype(StrEnum):
@@ -84,6 +95,7 @@ class LightGCNConfig:
         embedding_dim: D, columns of both tables.
         num_layers: K; 0 is matrix factorisation, to which neither `layers_in` nor edges matter.
         l2: λ, of the penalty on the rows at layer 0 that a sample reads.
+        pairs: which pairs a step learns from, samples or users.
         layers_in: the numbers of layers, fp32 or bf16.
         edge_width: W, edges of a row that take part in a training step at most, drawn anew for each; 0: all of them.
             Evaluation and answers take all edges. Wants layers.
@@ -99,6 +111,7 @@ class LightGCNConfig:
     embedding_dim: Dim = 64
     num_layers: CountOrNone = 3
     l2: FloatOrZero = 1e-4
+    pairs: PairSampling = PairSampling.SAMPLES
     layers_in: LayerDtype = LayerDtype.FP32
     edge_width: CountOrNone = 0
     edge_strategy: EdgeStrategy = EdgeStrategy.FAST_RAND
@@ -160,6 +173,7 @@ class LightGCN(Model):
         # as numbers that rise from user to user; see `_drawn`.
         self._first_of_user: np.ndarray = np.zeros(self._sizes[0] + 1, dtype=np.int64)
         self._free_below: np.ndarray = np.empty(0, dtype=np.int64)
+        self._items_of_users: np.ndarray = np.empty(0, dtype=np.int64)
         self._is_stale = False
         if config.num_layers:
             # Integers: a step keeps a copy of float buffers, which its forward pass might change.
@@ -195,8 +209,10 @@ class LightGCN(Model):
     # --------------------------------------------------------------------------------------------------------- training
 
     def shortened(self, batch: Batch, *, draw: StepDraw) -> Batch:
-        """Draw a negative for each sample, and which edges take part in the step."""
+        """Draw a negative for each sample, which edges take part in the step, and the pairs if users are drawn."""
         rows_B = batch.row_ids.cpu().numpy()
+        if self.config.pairs is PairSampling.USERS:
+            batch = self._with_drawn_pairs(batch, rows_B, draw=draw)
         users_B = batch.single[self._user].cpu().numpy()
         items_B = batch.single[self._item].cpu().numpy()
         negatives_B = self._drawn(users_B, rows_B, items_B, draw=draw)
@@ -369,6 +385,24 @@ class LightGCN(Model):
         taken_E = graph.columns[: len(users_E)].cpu().numpy().astype(np.int64) - num_users - NUM_RESERVED_ROWS
         k_E = np.arange(len(users_E)) - self._first_of_user[users_E]
         self._free_below = users_E * num_items + taken_E - k_E
+        self._items_of_users = taken_E + NUM_RESERVED_ROWS
+
+    def _with_drawn_pairs(self, batch: Batch, rows_B: np.ndarray, *, draw: StepDraw) -> Batch:
+        """Return as many pairs as a batch has: each of a user with an edge, drawn uniformly, and one of its items."""
+        users_U = np.flatnonzero(np.diff(self._first_of_user))
+        if not len(users_U):
+            return batch
+        # The upper 32 bits times the number: uniform but for 1 in 2^32 / number.
+        bits_2B = draw.hashes(rows_B, purposes_P=np.array([_OF_USERS, _OF_ITEMS])) >> np.uint64(32)
+        users_B = users_U[(bits_2B[0] * np.uint64(len(users_U)) >> np.uint64(32)).astype(np.int64)]
+        first_B = self._first_of_user[users_B]
+        num_items_B = (self._first_of_user[users_B + 1] - first_B).astype(np.uint64)
+        items_B = self._items_of_users[first_B + (bits_2B[1] * num_items_B >> np.uint64(32)).astype(np.int64)]
+        single = batch.single.clone()
+        single[self._user] = torch.from_numpy(users_B).to(single.device)
+        single[self._item] = torch.from_numpy(items_B).to(single.device)
+        weights = None if batch.weights is None else torch.ones_like(batch.weights)
+        return replace(batch, single=single, labels=torch.ones_like(batch.labels), weights=weights)
 
     def _drawn(self, users_B: np.ndarray, rows_B: np.ndarray, items_B: np.ndarray, *, draw: StepDraw) -> np.ndarray:
         """Return items that the users did not take, uniform among those with a row of their own.
