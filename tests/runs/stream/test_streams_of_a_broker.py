@@ -268,7 +268,7 @@ def test_an_entry_whose_time_is_of_another_type_or_unit_is_a_bad_row(server: Red
             stream_run(config, folder=tmp_path / "run", stream=STREAM)
         assert refused.value.where.endswith(f"entry {entry}, column 'at'")
         assert "quarantine" in str(refused.value.ways_out)
-        assert "XDEL" in str(refused.value.ways_out)
+        assert f"XDEL {key} {entry}" in str(refused.value.ways_out)
         assert "file" not in str(refused.value.ways_out)
         result = stream_run(aside, folder=tmp_path / "aside", stream=STREAM)
         assert sum(window.rows for window in result.windows) == 60

@@ -197,7 +197,7 @@ class Receiving:
                 where=self._url,
                 ways_out=(
                     "start it, or correct host and port",
-                    "try it by hand: redis-cli -h HOST -p PORT PING",
+                    *filter(None, [self._broker.how_to_try(self._url)]),
                     "--follow waits for a broker that was there before",
                 ),
             ) from away
@@ -268,7 +268,7 @@ class Receiving:
             ways_out=(
                 *(f'column = "{near}" in the schema' for near in nearest_names(name, self._others)),
                 "take it out of the schema",
-                "have producers send it, and begin anew in a group of its own: ?group=ANOTHER",
+                f"have producers send it, and {self._broker.how_to_begin_anew(self._url)}",
             ),
         )
 
@@ -296,15 +296,16 @@ class Receiving:
             if found is None and not isinstance(error, DataError | SchemaError):
                 raise
             if found is None:  # times of another type or unit: what helps with files helps nobody here
-                ways = ("take the messages that differ out of the stream (XDEL), and give the same command again",)
+                ways = (f"give the same command again after this: {self._broker.how_to_remove(self._url)}",)
                 raise type(error)(
                     expected=error.expected, found=error.found, where=error.where, ways_out=ways
                 ) from error
-            where = f"{self._url}, entry {pending.ids[messages[found.row]]}"
+            entry = pending.ids[messages[found.row]]
+            where = f"{self._url}, entry {entry}"
             where += f", column {found.column!r}" if found.column else ""
             ways = (
                 "put such rows aside and go on: --data.bad-rows quarantine",
-                "take the message out of the stream (XDEL), and give the same command again",
+                f"give the same command again after this: {self._broker.how_to_remove(self._url, id=entry)}",
             )
             raise type(error)(expected=error.expected, found=error.found, where=where, ways_out=ways) from error
         self._pending = _Pending(position=pending.position)

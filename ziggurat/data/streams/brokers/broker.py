@@ -186,6 +186,34 @@ class Broker(Specification, kind="broker"):
             ConfigError: it cannot.
         """
 
+    def how_to_remove(self, url: str, *, id: str = "") -> str:
+        """Return how a user takes messages out that a stream refuses, for its errors.
+
+        Args:
+            url: as the user gave it.
+            id: of the message, where it is one.
+        """
+        del url, id
+        return "take the messages that differ out of the broker"
+
+    def how_to_begin_anew(self, url: str) -> str:
+        """Return how a user has all messages read again by a new run, for errors.
+
+        Args:
+            url: as the user gave it.
+        """
+        del url
+        return "begin anew: --out ANOTHER_FOLDER"
+
+    def how_to_try(self, url: str) -> str:
+        """Return how a user sees by hand whether the broker answers, for errors; "" where nothing is known.
+
+        Args:
+            url: as the user gave it.
+        """
+        del url
+        return ""
+
     def try_out(self) -> None:
         """Ask for what every broker has to say."""
         if not isinstance(self.schemes, tuple):

@@ -69,6 +69,7 @@ _OPTIONS = {
     "password-file": "file with the password",
 }
 _SECRETS = "set REDISCLI_AUTH, as redis-cli reads it, or name a file: ?password-file=/run/secrets/redis"
+_ANEW = "begin anew in a group of its own: --out ANOTHER_FOLDER, and ?group=ANOTHER in the URL"
 _COMMANDS = ("xreadgroup", "xrange", "xack", "xpending", "xautoclaim", "xgroup", "xinfo", "multi", "exec")
 _TIMEOUT_S = 10.0  # for an answer
 _REPLY_BYTES = 16 << 20  # of a reply to a read, about
@@ -221,6 +222,20 @@ class RedisStreams(Broker):
         """Refuse a URL that cannot be right, and a machine without the client."""
         _Settings.of(url)
         _client_package(url)
+
+    def how_to_remove(self, url: str, *, id: str = "") -> str:
+        """Return the command that deletes an entry."""
+        settings = _Settings.of(url)
+        command = f"{settings.cli} XDEL {shlex.quote(settings.key)} {id or 'ID'}"
+        return f"take {'the entry' if id else 'entries that differ'} out of the stream: {command}"
+
+    def how_to_begin_anew(self, url: str) -> str:
+        """Return what gives a run a group of its own."""
+        return _ANEW
+
+    def how_to_try(self, url: str) -> str:
+        """Return the command that a server answers."""
+        return f"try it by hand: {_Settings.of(url).cli} PING"
 
     def subscribe(self, url: str, *, reader: Reader, after: str) -> Subscription:
         """Connect, look at stream and group, and take over what a dead reader left."""
@@ -593,7 +608,7 @@ class _RedisSubscription(Subscription):
             where=self._settings.url,
             ways_out=(
                 "go on with the folder of the reader that took over: this one's rows are trained there",
-                "begin anew in a group of its own: --out ANOTHER_FOLDER, and ?group=ANOTHER in the URL",
+                _ANEW,
             ),
         )
 
