@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ziggurat.studies.compare_own import OwnData
 
 COMPARE_SUMMARY = "train models on the same data with several seeds, and say which is better; or compare finished runs"
+DEFAULT_MODELS = "dnn,dlrm,dcn_v2,wukong"
 COMPARE_EPILOG = """What to compare on:
   frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
   table, with --data.train and --schema            a table of yours
@@ -39,6 +40,7 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare sequences --models sasrec,gsasrec,hstu_research,stu --seeds 5
   ziggurat compare sequences --models sasrec,hstu_research,bst,din,dien,transact --seeds 5
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
+  ziggurat compare frappe --tuned tuned/ --seeds 5
   ziggurat compare runs/first runs/second
   ziggurat compare runs/seed0 runs/seed1 runs/seed2 --target auc=0.62
 """
@@ -57,7 +59,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "data", nargs="+", metavar="what", help="a built-in set, table, sequences, a recipe, or folders of runs"
     )
-    parser.add_argument("--models", metavar="A,B,…", default="dnn,dlrm,dcn_v2,wukong", help="default: %(default)s")
+    parser.add_argument("--models", metavar="A,B,…", default="", help=f"default: {DEFAULT_MODELS}, or those of --tuned")
     add_model_argument(parser, about="config class of a model of your own, to compare with the others")
     parser.add_argument(
         "--precisions",
@@ -73,6 +75,14 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         help="settings of each model to choose from (default: 1, as given)",
+    )
+    parser.add_argument(
+        "--tuned", metavar="FOLDER", default="", help="train the recipes that `ziggurat tune` has found"
+    )
+    parser.add_argument(
+        "--read-test-again",
+        action="store_true",
+        help="though another comparison has read test data with recipes of that study; it is said",
     )
     parser.add_argument(
         "--protocol",
@@ -122,11 +132,11 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.report.progress import show_progress
 
     changes = settings_given(rest)
-    _refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
+    refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
     config = ScaleConfig(
-        models=_names(options.models),
+        models=names_in(options.models),
         factors=factors_of(options.compute, points=options.points),
-        data=_data_named(options.data, options.schema, changes),
+        data=data_named(options.data, options.schema, changes),
         rows=options.rows,
         seeds=options.seeds,
         source=options.source,
@@ -156,11 +166,12 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         notes_of,
         write_comparison,
     )
+    from ziggurat.studies.tuned import read_tuned
     from ziggurat.training.report.progress import show_progress
 
     changes = settings_from(options, rest)
     if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():
-        _refuse_groups(changes, groups=("",), why="finished runs have their settings")
+        refuse_groups(changes, groups=("",), why="finished runs have their settings")
         if options.precisions:
             raise _precisions_of_finished(options)
         return _compare_finished(options)
@@ -171,14 +182,17 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
             where="ziggurat compare --target",
             ways_out="ziggurat compare RUN RUN … --target auc=0.62",
         )
-    data = _data_named(options.data[0], options.schema, changes, own=own_models(options))
-    protocol = options.protocol or ("recipe" if isinstance(data, OwnData) else "bars")
-    if protocol != "recipe":
-        _refuse_groups(changes, groups=("training.",), why=f"the protocol {protocol} sets them")
+    data = data_named(options.data[0], options.schema, changes, own=own_models(options))
     own = own_models(options)
+    tuned = read_tuned(options.tuned, own=own) if options.tuned else None
+    usual = "recipe" if isinstance(data, OwnData) else "bars"
+    protocol = options.protocol or (usual if tuned is None else tuned.protocol.value)
+    names = names_in(options.models) or (names_in(DEFAULT_MODELS) if tuned is None else tuple(tuned.recipes))
+    if protocol != "recipe":
+        refuse_groups(changes, groups=("training.",), why=f"the protocol {protocol} sets them")
     config = CompareConfig(
         data=data,
-        models=tuple(dict.fromkeys([*_names(options.models), *(kind_of(each) for each in own)])),
+        models=tuple(dict.fromkeys([*names, *(kind_of(each) for each in own)])),
         own=own,
         seeds=options.seeds,
         trials=options.trials,
@@ -188,6 +202,9 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         threads=options.threads,
         max_epochs=options.max_epochs,
         precisions=_precisions(options, changes),
+        judged_by="" if tuned is None else tuned.metric,
+        tuned=options.tuned,
+        read_test_again=options.read_test_again,
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress(verbose=options.verbose))
     for table in comparison.tables:
@@ -228,7 +245,7 @@ def _precisions(options: argparse.Namespace, changes: Mapping[str, str]) -> tupl
     from ziggurat.precision import Precision
     from ziggurat.typed import Reader
 
-    names = _names(options.precisions)
+    names = names_in(options.precisions)
     if names and "training.precision" in changes:
         raise ConfigError(
             expected="one of --precision and --precisions",
@@ -251,11 +268,12 @@ def _precisions_of_finished(options: argparse.Namespace) -> ConfigError:
     )
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in a list that commas separate."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: str) -> None:
+def refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: str) -> None:
     """Settings that would have no effect."""
     idle = [f"--{path}" for path in changes if path.startswith(tuple(groups))]
     if idle:
@@ -270,10 +288,26 @@ def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: st
         )
 
 
-def _data_named(
-    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[ModelConfig]] = ()
+def data_named(
+    name: str,
+    schema: str | None,
+    changes: Mapping[str, str],
+    *,
+    own: Sequence[type[ModelConfig]] = (),
+    seeds: str = "--seeds",
 ) -> ComparedData | OwnData:
-    """A built-in data set, or the data and settings of a recipe, a config or a table of one's own."""
+    """Return a built-in data set, or the data and settings of a recipe, a config or a table of one's own.
+
+    Args:
+        name: as on the command line.
+        schema: its file; None for none.
+        changes: settings of the command line.
+        own: config classes of the user's own.
+        seeds: the flag that says the seeds of all runs.
+
+    Raises:
+        ConfigError: there is no such data, or a setting that cannot be.
+    """
     from ziggurat.cli.settings import refuse_unknown
     from ziggurat.config import settings
     from ziggurat.features.schema_io import read_schema
@@ -284,7 +318,7 @@ def _data_named(
 
     built_in = [member.value for member in ComparedData]
     if name in built_in:
-        _refuse_groups(changes, groups=("",), why=f"{name} is a built-in set, with settings of its own for each model")
+        refuse_groups(changes, groups=("",), why=f"{name} is a built-in set, with settings of its own for each model")
         return ComparedData(name)
     recipes = [recipe.__name__ for recipe in RECIPES]
     if name.endswith(".json"):
@@ -297,10 +331,10 @@ def _data_named(
     refuse_unknown(
         [path for path in changes if not path.startswith("model.")], known=[each for each, _, _ in settings(run)]
     )
-    mine = {"training.seed": "--seeds", "training.loader.seed": "--seeds", "training.threads": "--threads"}
+    mine = {"training.seed": seeds, "training.loader.seed": seeds, "training.threads": "--threads"}
     for path in changes:
         if path.replace("_", "-") in mine:
-            _refuse_groups({path: ""}, groups=("",), why=f"{mine[path.replace('_', '-')]} says it for all runs")
+            refuse_groups({path: ""}, groups=("",), why=f"{mine[path.replace('_', '-')]} says it for all runs")
     return own_data(run, changes, name=name if name == "sequences" else "")
 
 

@@ -31,6 +31,7 @@ from ziggurat.cli.runs.teacher_verb import TEACHER
 from ziggurat.cli.serving.rollback_verb import ROLLBACK
 from ziggurat.cli.serving.serve_verb import SERVE
 from ziggurat.cli.serving.serving_verbs import EXPORT, INDEX, RECOMMEND
+from ziggurat.cli.tune_verb import TUNE
 from ziggurat.cli.verb import Takes, Verb
 from ziggurat.cli.verbs import BENCH, DEMO, DOCTOR, RECIPES, REPORT, TRAIN, VERIFY, to_go_on
 from ziggurat.commands import take_extensions, with_extensions
@@ -59,7 +60,7 @@ OWN_VERBS = (
     *(EVALUATE, PREDICT, EMBEDDINGS, IMPORTANCE, TABLES, QUANTISE, NUMERICS),
     *(EXPORT, RECOMMEND, INDEX, SERVE, ROLLBACK),
     *(DATA, DRIFT, IMAGES, TOWERS),
-    *(PLAN, SIMULATE, CLUSTER, COMPARE, SCALE),
+    *(PLAN, SIMULATE, CLUSTER, COMPARE, TUNE, SCALE),
     *(RECIPES, REPORT, VERIFY, DOCTOR, BENCH),
 )
 

@@ -34,6 +34,7 @@ from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Floats, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
@@ -70,6 +71,14 @@ class AutoIntConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Integers("num_layers", 1, 6),
+        Choices("attention.dim", ("16", "32", "64", "128", "256")),
+        Choices("attention.num_heads", ("1", "2", "4")),
+        Floats("attention.dropout", 0.0, 0.4),
+        *layers("deep", width=(64, 1024), depth=(1, 5)),
+    )
 
     kind: Literal["autoint"] = "autoint"
     embedding_dim: Dim = 16

@@ -34,6 +34,7 @@ from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.precision.products import Linear
@@ -109,6 +110,15 @@ class DCNv2Config:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("structure", ("parallel", "stacked")),
+        Integers("cross.num_layers", 1, 6),
+        Choices("cross.kind", ("full", "low_rank", "mixture")),
+        Integers("cross.rank", 8, 128, log=True, only=("cross.kind", ("low_rank", "mixture"))),
+        Integers("cross.num_experts", 2, 4, only=("cross.kind", ("mixture",))),
+        *layers("deep", width=(64, 1024), depth=(1, 5)),
+    )
 
     kind: Literal["dcn_v2"] = "dcn_v2"
     embedding_dim: Dim = 16

@@ -28,6 +28,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
@@ -53,6 +54,10 @@ class DeepFMConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        *layers("deep", width=(64, 1024), depth=(1, 5)),
+    )
 
     kind: Literal["deepfm"] = "deepfm"
     embedding_dim: Dim = 16

@@ -48,6 +48,7 @@ from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
@@ -113,6 +114,15 @@ class DHENConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Integers("num_layers", 1, 5),
+        Choices("modules", ("dot,linear", "dot,cross", "fm,linear", "dot,linear,cross", "dot,attention,linear")),
+        Choices("ensemble", ("concat", "sum", "weighted_sum")),
+        Integers("num_outputs", 4, 32, log=True),
+        *layers("mlp", width=(64, 512), depth=(1, 3)),
+        *layers("head", width=(64, 1024), depth=(1, 3)),
+    )
 
     kind: Literal["dhen"] = "dhen"
     embedding_dim: Dim = 16

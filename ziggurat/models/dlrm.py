@@ -43,6 +43,7 @@ from ziggurat.models.blocks.interactions.second_order import largest_start
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
@@ -87,6 +88,11 @@ class DLRMConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("interaction", ("dot", "cat")),
+        *layers("top", width=(64, 1024), depth=(1, 5)),
+    )
 
     kind: Literal["dlrm"] = "dlrm"
     embedding_dim: Dim = 16

@@ -35,6 +35,7 @@ from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
@@ -73,6 +74,16 @@ class FinalMLPConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Integers("first.width", 80, 800, step=80),  # which every number of heads below divides
+        Integers("first.depth", 1, 3),
+        Integers("second.width", 80, 800, step=80),
+        Integers("second.depth", 1, 3),
+        Choices("num_heads", ("1", "2", "5", "10", "20")),
+        Choices("selection", ("gates", "none")),
+        Integers("gate.width", 64, 800, log=True, only=("selection", ("gates",))),
+    )
 
     kind: Literal["finalmlp"] = "finalmlp"
     embedding_dim: Dim = 16

@@ -51,6 +51,7 @@ from ziggurat.models.contract.losses import LossSums, labelled_weights, numbers_
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.precision.products import Linear
@@ -105,6 +106,15 @@ class FinalNetConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("blocks", ("two", "one")),
+        Choices("gating", ("none", "fields")),
+        Integers("first.width", 64, 800, step=16),  # even, as `concat` wants
+        Integers("first.depth", 1, 3),
+        Integers("second.width", 64, 800, step=16, only=("blocks", ("two",))),
+        Integers("second.depth", 1, 3, only=("blocks", ("two",))),
+    )
 
     kind: Literal["finalnet"] = "finalnet"
     embedding_dim: Dim = 16

@@ -24,6 +24,7 @@ from ziggurat.models.blocks.mlp import Init, initialise, start_sum_low
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Dimension
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import checked
@@ -46,6 +47,7 @@ class LogisticRegressionConfig:
 
     reads: ClassVar[Reads] = Reads.SAMPLES
     is_linear: ClassVar[bool] = True
+    search: ClassVar[tuple[Dimension, ...]] = ()
 
     kind: Literal["logistic_regression"] = "logistic_regression"
     init: Init = Init.TORCH

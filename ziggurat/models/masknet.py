@@ -36,6 +36,7 @@ from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Floats, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.precision.products import Linear
@@ -77,6 +78,15 @@ class MaskNetConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("structure", ("parallel", "serial")),
+        Integers("num_blocks", 1, 6, only=("structure", ("parallel",))),
+        Integers("block_dim", 32, 256, log=True, only=("structure", ("parallel",))),
+        Floats("reduction_ratio", 0.5, 3.0),
+        Choices("field_norm", ("none", "layer")),
+        *layers("deep", width=(64, 1024), depth=(1, 4)),
+    )
 
     kind: Literal["masknet"] = "masknet"
     embedding_dim: Dim = 16

@@ -51,6 +51,7 @@ from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
@@ -97,6 +98,15 @@ class WukongConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Integers("num_layers", 1, 5),
+        Integers("num_fm", 4, 32, log=True),
+        Integers("num_linear", 4, 32, log=True),
+        Integers("rank", 4, 32, log=True),
+        *layers("mlp", width=(64, 512), depth=(1, 3)),
+        *layers("head", width=(64, 1024), depth=(1, 3)),
+    )
 
     kind: Literal["wukong"] = "wukong"
     embedding_dim: Dim = 16

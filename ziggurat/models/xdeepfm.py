@@ -29,6 +29,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
@@ -56,6 +57,11 @@ class XDeepFMConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("cin", ("16", "32", "64", "16,16", "32,32", "64,64", "32,32,32")),
+        *layers("deep", width=(64, 1024), depth=(1, 5)),
+    )
 
     kind: Literal["xdeepfm"] = "xdeepfm"
     embedding_dim: Dim = 16

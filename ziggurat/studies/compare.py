@@ -3,6 +3,8 @@
     for each model:   K variants, seed 0  ──►  the best by validation  ──►  seeds 0 … S−1  ──►  test, once a run
                       (`--trials K`)                                        (`--seeds S`)
 
+With `tuned` each model is trained by the recipe that `ziggurat tune` has found for it (`tuned.py`), in tuned_seed<s>.
+
 Every run lives in a folder of its own, OUT/<data>-<protocol>/<model>/variant<k>_seed<s>. A comparison that is stopped
 or killed goes on where it was when it is called again; finished runs are read, not repeated. Asking for more seeds or
 more models later trains what is missing. A run that was made with other settings than those asked for is an error, not
@@ -57,7 +59,7 @@ from ziggurat.specification import origin_of
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_metric
 from ziggurat.studies.compare_questions import Question, questions_of
-from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, test_scores
+from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, require_splits, test_scores
 from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of_all, variant
 from ziggurat.studies.compare_statistics import (
     PairedDifference,
@@ -65,6 +67,7 @@ from ziggurat.studies.compare_statistics import (
     paired_difference,
     row_test_of,
 )
+from ziggurat.studies.tuned import Tuned, read_tuned
 from ziggurat.training import metrics
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import TrainingConfig
@@ -92,6 +95,9 @@ class CompareConfig:
         own: config classes of your own, whose kinds `models` may name.
         precisions: that every model is trained in, the first one being what the others are set beside; none: the
             protocol's.
+        judged_by: the metric that models are judged by; "": that of the data.
+        tuned: folder of a study of `ziggurat tune`, whose recipes are trained; "": settings as they are given.
+        read_test_again: whether test data may be read that another comparison has read with that study's recipes.
     """
 
     data: ComparedData | OwnData
@@ -105,6 +111,9 @@ class CompareConfig:
     max_epochs: CountOrNone = 0
     own: tuple[type[ModelConfig], ...] = ()
     precisions: tuple[Precision, ...] = ()
+    judged_by: str = ""
+    tuned: str = ""
+    read_test_again: bool = False
 
     @property
     def data_name(self) -> str:
@@ -114,6 +123,8 @@ class CompareConfig:
     @property
     def metric(self) -> str:
         """The metric that models are judged by."""
+        if self.judged_by:
+            return self.judged_by
         if not isinstance(self.data, OwnData):
             return metrics.USUAL
         return self.data.metric or main_metric(self.data.run.table_schema)
@@ -133,6 +144,13 @@ class CompareConfig:
                 found=", ".join(map(str, self.precisions)),
                 where="settings of a comparison",
                 ways_out=f"--precisions {','.join(dict.fromkeys(map(str, self.precisions)))}",
+            )
+        if self.tuned and self.trials > 1:
+            raise ConfigError(
+                expected="settings that were tuned, or variants to choose from",
+                found=f"tuned = {self.tuned} and trials = {self.trials}",
+                where="settings of a comparison",
+                ways_out=("leave --trials out", "leave --tuned out"),
             )
         if self.protocol is Protocol.RECIPE and not isinstance(self.data, OwnData):
             raise ConfigError(
@@ -155,6 +173,7 @@ class ComparedModel:
         trials: validation metric of every variant tried.
         runs: one record a seed.
         folders: of the runs.
+        tries: of the study that tuned it; 0: it was not tuned.
     """
 
     name: str
@@ -164,6 +183,7 @@ class ComparedModel:
     trials: dict[int, float]
     runs: tuple[RunRecord, ...]
     folders: tuple[Path, ...]
+    tries: int = 0
 
     def values(self, metric: str, *, split: str = "test") -> list[float]:
         """A metric of every seed."""
@@ -217,6 +237,7 @@ class Comparison:
                     "precision": m.precision.name,
                     "variant": m.variant,
                     "trials": m.trials,
+                    **({"tries": m.tries} if m.tries else {}),
                     "runs": [run.to_json() for run in m.runs],
                 }
                 for m in self.models
@@ -258,12 +279,33 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
     chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
     _refuse_missing_precisions(config.precisions)
     data = prepare_run(base, progress=progress)
-    _refuse_what_does_not_fit(chosen, data=data)
+    require_splits(data, with_test=True)
+    refuse_what_does_not_fit(chosen, data=data)
     _refuse_unreached_products(chosen, config.precisions, data=data)
     folder = Path(out) / f"{config.data_name}-{config.protocol.value}"
-    place = _Place(config, base=base, folder=folder, data=data, question=question, chosen=chosen)
+    tuned = _tuned(config, data=data)
+    place = _Place(config, base=base, folder=folder, data=data, question=question, chosen=chosen, tuned=tuned)
     place.refuse_other_protocols()
+    if tuned is not None:
+        place.note_that_test_is_read(tuned)
     return place
+
+
+def _tuned(config: CompareConfig, *, data: PreparedData) -> Tuned | None:
+    """Read the recipes that a comparison trains, if it trains any, and find that they may be compared on this data."""
+    if not config.tuned:
+        return None
+    tuned = read_tuned(config.tuned, models=config.models, own=config.own)
+    if (config.protocol, config.metric) != (tuned.protocol, tuned.metric):
+        raise ConfigError(
+            expected=f"the protocol and metric of tuning: {tuned.protocol.value}, {tuned.metric}",
+            found=f"{config.protocol.value}, {config.metric}",
+            where=f"settings of a comparison, tuned = {config.tuned}",
+            ways_out=(f"--protocol {tuned.protocol.value}", f'judged_by="{tuned.metric}" in Python', "tune anew"),
+        )
+    tuned.refuse_seeds(config.seeds)
+    tuned.refuse_other_data(data)
+    return tuned
 
 
 def _answer(place: _Place, *, progress: Progress) -> Comparison:
@@ -275,7 +317,7 @@ def _answer(place: _Place, *, progress: Progress) -> Comparison:
         progress.say(f"[{number}/{len(entries)}] {entry.name}")
         models.append(_compare_one(place, entry, progress=progress))
     weighted = bool(place.base.table_schema.weight)
-    notes = [*question.notes, *(["rows are weighted, so there is no test over rows"] if weighted else [])]
+    notes = [*question.notes, *place.notes, *(["rows are weighted, so there is no test over rows"] if weighted else [])]
     notes += _precision_notes(models)
     found = differences(models, metric=place.config.metric, over_rows=not weighted)
     return Comparison(
@@ -324,7 +366,7 @@ def base_run(config: CompareConfig) -> RunConfig:
     return data_run(config.data, source=config.source, rows=config.rows)
 
 
-def _refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData) -> None:
+def refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData) -> None:
     """Build every model without its tables: one that does not fit fails before others have trained for hours."""
     for name, settings in chosen.items():
         try:
@@ -434,7 +476,10 @@ class _Place:
         data: PreparedData,
         question: Question,
         chosen: Mapping[str, ModelSettings],
+        tuned: Tuned | None = None,
     ) -> None:
+        self.tuned = tuned
+        self.notes: list[str] = []
         self.config = config
         self.base = base
         self.folder = folder
@@ -445,18 +490,17 @@ class _Place:
     def request(self, entry: _Entry, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""
         config = self.config
-        if config.protocol is Protocol.RECIPE:
-            model = settings.model
-            training = recipe_training(self.base.training, rate=settings.rate, metric=config.metric)
-        elif config.protocol is Protocol.SCALE:
-            model = scale_model(settings.model)
-            training = scale_training(num_rows=self.data.train.num_rows)
+        if self.tuned is not None:
+            recipe = self.tuned.recipes[entry.model]
+            model, training = recipe.model, recipe.training
         else:
-            model = bars_model(settings.model)
-            training = bars_training(embedding_l2=settings.embedding_l2)
-            stop = dataclasses.replace(training.early_stop, metric=config.metric)
-            training = dataclasses.replace(training, early_stop=stop)
-            training = averaged(training) if config.protocol is Protocol.BARS_AVERAGED else training
+            model, training = settings_by_protocol(
+                settings,
+                protocol=config.protocol,
+                base=self.base,
+                metric=config.metric,
+                num_rows=self.data.train.num_rows,
+            )
         loader: LoaderConfig = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
         folder = self.folder / entry.model
@@ -472,10 +516,24 @@ class _Place:
             model=entry.model,
             variant=index,
             config=run,
-            folder=folder / f"variant{index}_seed{seed}",
+            folder=folder / (f"variant{index}_seed{seed}" if self.tuned is None else f"tuned_seed{seed}"),
             protocol=Protocol.RECIPE if config.protocol is Protocol.RECIPE else None,
             metric=config.metric,
         )
+
+    def note_that_test_is_read(self, tuned: Tuned) -> None:
+        """Write down in the folder of the study that test data is read with its recipes.
+
+        Raises:
+            ConfigError: another comparison has read it.
+        """
+        models = list(self.chosen)
+        said = tuned.note_that_test_is_read(models, out=self.folder, read_again=self.config.read_test_again)
+        tries = {name: tuned.tries[name] for name in models}
+        self.notes += [said] if said else []
+        if len(set(tries.values())) > 1:
+            counts = ", ".join(f"{name} {count}" for name, count in tries.items())
+            self.notes.append(f"models were not tuned with the same number of tries: {counts}")
 
     def refuse_other_protocols(self) -> None:
         """Runs of another protocol must not have come into this folder."""
@@ -523,7 +581,31 @@ def _compare_one(place: _Place, entry: _Entry, *, progress: Progress) -> Compare
         trials=trials,
         runs=tuple(runs),
         folders=folders,
+        tries=0 if place.tuned is None else place.tuned.tries[entry.model],
     )
+
+
+def settings_by_protocol(
+    settings: ModelSettings, *, protocol: Protocol, base: RunConfig, metric: str, num_rows: int
+) -> tuple[ModelConfig, TrainingConfig]:
+    """Return the settings of model and training that a protocol gives, without seeds.
+
+    Args:
+        settings: of the model.
+        protocol: how it is trained.
+        base: data, and with a recipe its training settings.
+        metric: that decides.
+        num_rows: of training.
+    """
+    if protocol is Protocol.RECIPE:
+        return settings.model, recipe_training(base.training, rate=settings.rate, metric=metric)
+    if protocol is Protocol.SCALE:
+        return scale_model(settings.model), scale_training(num_rows=num_rows)
+    training = bars_training(embedding_l2=settings.embedding_l2)
+    stop = dataclasses.replace(training.early_stop, metric=metric)
+    training = dataclasses.replace(training, early_stop=stop)
+    training = averaged(training) if protocol is Protocol.BARS_AVERAGED else training
+    return bars_model(settings.model), training
 
 
 def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> TrainingConfig:

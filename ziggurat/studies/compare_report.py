@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.recipes.protocols import Protocol
-from ziggurat.studies.compare import Comparison
+from ziggurat.studies.compare import ComparedModel, Comparison
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData
 from ziggurat.studies.compare_statistics import row_test_of
@@ -73,7 +73,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         cost = model.runs[0].cost
         rows.append(
             (
-                model.name + (f" (variant {model.variant})" if model.variant else ""),
+                model.name + _chosen(model),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
@@ -206,6 +206,13 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
+
+
+def _chosen(model: ComparedModel) -> str:
+    """Say how a model's settings were chosen, where they are not those given."""
+    if model.tries:
+        return f" (tuned, {model.tries} tries)"
+    return f" (variant {model.variant})" if model.variant else ""
 
 
 def _published(comparison: Comparison) -> dict[str, str]:

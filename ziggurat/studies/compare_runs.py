@@ -38,6 +38,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_js
 from ziggurat.runs.data_record import rows_of_split
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
+from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
@@ -139,6 +140,7 @@ class RunRequest:
         folder: where it lives.
         protocol: what it is trained by; None: found from its settings.
         metric: what decides; with several labels it names one, whose test scores are kept.
+        hooks: take part in its training; what they do is no part of its settings.
     """
 
     model: str
@@ -147,6 +149,7 @@ class RunRequest:
     folder: Path
     protocol: Protocol | None = None
     metric: str = metrics.USUAL
+    hooks: tuple[Hook, ...] = ()
 
 
 def digest_of(config: RunConfig) -> str:
@@ -182,7 +185,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     protocol = request.protocol or require_one_protocol([(request.model, request.config)])
     if started:
         _refuse_other_data(request.folder, data=data)
-    trainer, cost = _trainer(request, data=data, progress=progress)
+    trainer, cost = _trainer(request, data=data, read_test=read_test, progress=progress)
     if not started:
         # Before the first step, so that a run that was interrupted shows what it was trained on.
         _DATA.write(request.folder / DATA, content_of(data))
@@ -191,7 +194,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     if record is None:
         STARTUP.write(trainer.folder.startup, startup_report(trainer.step, data={}).sections)
     begin = time.perf_counter()
-    fit = trainer.fit(resume=started)
+    fit = trainer.fit(resume=started, hooks=request.hooks)
     if record is None:
         valid = rows_of_split(data, "valid", run=request.folder)
         record = RunRecord(
@@ -257,14 +260,25 @@ def test_scores(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]
         return read(scores, allow_pickle=False), read(labels, allow_pickle=False)
 
 
-def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> tuple[Trainer, RunCost]:
-    if data.valid is None or data.test is None:
+def require_splits(data: PreparedData, *, with_test: bool) -> None:
+    """Require what a comparison chooses by, and what it reads once.
+
+    Raises:
+        ConfigError: data lack it.
+    """
+    if data.valid is None or (data.test is None and with_test):
         raise ConfigError(
-            expected="validation data to choose with, and test data to read once",
-            found="a split without one of them",
+            expected="validation data to choose with" + (", and test data to read once" if with_test else ""),
+            found="a split without one of them" if with_test else "a split without any",
             where="comparison of models",
             ways_out="set data.split.valid-fraction and data.split.test-fraction",
         )
+
+
+def _trainer(
+    request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress
+) -> tuple[Trainer, RunCost]:
+    require_splits(data, with_test=read_test)
     config = request.config
     config.check()
     run = RunFolder(request.folder)

@@ -202,7 +202,7 @@ def _training_section(run: RunFolder, records: list[LogRecord], *, best: int) ->
     """Draw the log of a training; "" of a run that was packed, whose log is that of the run it was made of."""
     if run.products.exists():
         return ""
-    figures = "".join(_svg(figure) for figure in training_figures(records, best_step=best))
+    figures = "".join(figure_svg(figure) for figure in training_figures(records, best_step=best))
     return f"<h2>Training</h2><div class=plots>{figures}</div>"
 
 
@@ -210,7 +210,7 @@ def _windows_section(run: RunFolder, *, beside: RunFolder | None) -> str:
     """Show the windows of a stream, beside those of its control."""
     records = read_windows(run.windows)
     control = [] if beside is None else read_windows(beside.windows)
-    figures = [_svg(figure) for figure in window_figures(records, control=control)]
+    figures = [figure_svg(figure) for figure in window_figures(records, control=control)]
     return windows_section(records, control=control, figures=figures)
 
 
@@ -226,10 +226,11 @@ def loss_plot(folder: str | Path) -> str:
     records = read_records(run.metrics)
     config: RunRecord = CONFIG.read(run.config) if run.config.exists() else {}
     figures = training_figures(records, best_step=best_step(records, config))
-    return _svg(figures[0]) if figures else ""
+    return figure_svg(figures[0]) if figures else ""
 
 
-def _svg(figure: Figure) -> str:
+def figure_svg(figure: Figure) -> str:
+    """Return a figure as a part of a page, the same bytes each time."""
     buffer = io.StringIO()
     # Without them each plot has new ids and a date, and two reports of one run would differ.
     with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):
@@ -496,7 +497,7 @@ def _shown(value: float | None) -> str:
 
 def _calibration_section(evaluations: Mapping[str, Evaluated]) -> str:
     figures = [
-        _svg(calibration_figure(value["curves"], title=f"Calibration, {split}"))
+        figure_svg(calibration_figure(value["curves"], title=f"Calibration, {split}"))
         for split, value in evaluations.items()
         if value["curves"]
     ]

@@ -49,6 +49,7 @@ from ziggurat.models.contract.losses import LossSums, add_sample_losses
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Choices, Dimension, Integers
 from ziggurat.models.din import AttentionActivation, AttentionWeights, DINConfig, TargetAttention
 from ziggurat.models.sequence.rankers.history import History, HistoryInput
 from ziggurat.models.towers.layer import TowerLayer
@@ -94,6 +95,13 @@ class RankMixerConfig:
     """
 
     reads: ClassVar[Reads] = Reads.PERHAPS_A_HISTORY
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Choices("num_tokens", ("2", "4", "8")),
+        Integers("token_dim", 32, 256, step=8),  # which every number of tokens above divides
+        Integers("num_layers", 1, 4),
+        Choices("expansion", ("1", "2", "4")),
+    )
 
     kind: Literal["rankmixer"] = "rankmixer"
     embedding_dim: Dim = 16

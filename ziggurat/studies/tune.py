@@ -1,0 +1,840 @@
+"""Tune models: the same search for each, by validation data alone; what is found is a recipe file a model.
+
+    for each model:   try 0: settings as given  ──►  try 1, 2, …: settings that the sampler asks for
+                      each: trained by seed 1000 ──►  validation at each evaluation ──►  pruned, or complete
+                      the best complete try      ──►  OUT/<model>.json  ──►  ziggurat compare --tuned OUT
+
+Equal budgets, counted in tries (`budget`), in compute (`flops`: FLOPs of a row times rows, steps and evaluations) and
+in hours (`hours`, all workers together, divided equally between models); whichever is used up first ends a model's
+search, and the report says what each has spent of all three. Models take turns, so a study that is stopped early is
+still an equal one.
+
+A try is a run as those of a comparison are (`compare_runs.py`): same data, same protocol, same trainer, in a folder of
+its own. It is never given the test rows: the prepared data that it gets has none.
+
+    OUT/tries/<model>/try<k>_seed<s>/   config.json, the log, and run.json of a complete one; no checkpoints once it ended
+    OUT/journal.log …                   see `tune_study.py`, which says how workers share a study and who goes on after a kill
+    OUT/tuned.json, <model>.json        see `tuned.py`
+    OUT/report.html                     see `tune_report.py`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ziggurat.commands import pasted
+from ziggurat.config import to_json
+from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.embeddings.room import TableUse
+from ziggurat.errors import ConfigError, NumericsError, SchemaError
+from ziggurat.files import digest_of as digest_of_data
+from ziggurat.models import ModelConfig, build_model
+from ziggurat.models.contract.search_space import Value
+from ziggurat.recipes.protocols import Protocol
+from ziggurat.recipes.run_config import RunConfig, run_config_to_json
+from ziggurat.runs.execute import prepare_run
+from ziggurat.studies.compare import CompareConfig, base_run, refuse_what_does_not_fit, settings_by_protocol
+from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_own import OwnData
+from ziggurat.studies.compare_questions import questions_of
+from ziggurat.studies.compare_runs import RunCost, RunRequest, content_of, digest_of, finish_run, require_splits
+from ziggurat.studies.compare_settings import settings_of_all
+from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
+from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
+from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
+from ziggurat.training.hooks.hook import Hook
+from ziggurat.training.metrics.metric import higher_is_better
+from ziggurat.training.records.run_folder import CONFIG
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.typed import Count, CountOrNone, FloatOrZero, Threads, checked
+
+if TYPE_CHECKING:
+    from ziggurat.training.evaluation.evaluate import Evaluation
+    from ziggurat.training.judging import MadeStep
+    from ziggurat.training.trainer import Trainer
+
+SEED = 1000  # of tries: comparisons take 0, 1, 2, …
+_MAX_FAILED = 3
+_REPORT_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class TuneConfig:
+    """Settings of a study that tunes models.
+
+    Args:
+        data: a built-in data set, or data of one's own.
+        models: names, as for a comparison.
+        budget: tries of each model; 0: as many as the other budgets allow.
+        flops: of each model: FLOPs of steps and evaluations; 0: no limit.
+        hours: of all models and all workers together; 0: no limit.
+        protocol: how all of them are trained.
+        metric: that decides, by validation data; "": that of the data.
+        source: folder or file of the raw data; "" for the cache or the default source.
+        rows: of the synthetic data.
+        threads: of each run.
+        max_epochs: fewer epochs than the protocol's; 0: the protocol's.
+        own: config classes of your own, whose kinds `models` may name.
+        narrowed: `NAME=VALUES`; see `tune_space.py`.
+        fixed: `NAME=VALUE`.
+        sampler: how settings are chosen.
+        pruner: how tries are ended early.
+        seed: of weights, order and dropout of every try, and of the sampler.
+        try_seeds: runs of each try, with seeds from `seed` on; their mean is its value.
+        storage: URL of a database that Optuna can use; "": a journal in the folder.
+    """
+
+    data: ComparedData | OwnData
+    models: tuple[str, ...]
+    budget: CountOrNone = 40
+    flops: FloatOrZero = 0.0
+    hours: FloatOrZero = 0.0
+    protocol: Protocol = Protocol.BARS
+    metric: str = ""
+    source: str = ""
+    rows: int = 1_000_000
+    threads: Threads = 1
+    max_epochs: CountOrNone = 0
+    own: tuple[type[ModelConfig], ...] = ()
+    narrowed: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    sampler: Sampler = Sampler.TPE
+    pruner: Pruner = Pruner.HYPERBAND
+    seed: CountOrNone = SEED
+    try_seeds: Count = 1
+    storage: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.budget or self.flops or self.hours):
+            raise ConfigError(
+                expected="a budget: tries of each model, FLOPs of each model, or hours of all",
+                found="none",
+                where="ziggurat tune",
+                ways_out=("--budget 40", "--hours 2", "--flops 1e14"),
+            )
+        if self.pruner is Pruner.WILCOXON and self.try_seeds < 2:
+            raise ConfigError(
+                expected="several seeds of each try, which the pruner wilcoxon compares with those of the best try",
+                found="one",
+                where="ziggurat tune, --pruner wilcoxon",
+                ways_out=("--try-seeds 3", "--pruner hyperband, which looks at evaluations of one seed"),
+            )
+
+    @property
+    def compared(self) -> CompareConfig:
+        """The comparison whose data, models and protocol these are."""
+        return CompareConfig(
+            data=self.data,
+            models=self.models,
+            seeds=1,
+            protocol=self.protocol,
+            source=self.source,
+            rows=self.rows,
+            threads=self.threads,
+            max_epochs=self.max_epochs,
+            own=self.own,
+            judged_by=self.metric,
+        )
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data in folders and titles."""
+        return self.compared.data_name
+
+    @property
+    def decides(self) -> str:
+        """The metric that decides."""
+        return self.compared.metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedModel:
+    """What a study has found for one model.
+
+    Args:
+        name: of the model.
+        tries: all of them, in the order of asking.
+        best: number of the best complete try; None without one.
+        importances: share of each setting in what tries differ by; {} of few tries.
+        cost: parameters and FLOPs of the best one.
+    """
+
+    name: str
+    tries: tuple[Try, ...]
+    best: int | None
+    importances: Mapping[str, float] = field(default_factory=dict)
+    cost: RunCost | None = None
+
+    @property
+    def best_try(self) -> Try | None:
+        """The best complete try."""
+        return None if self.best is None else next(each for each in self.tries if each.number == self.best)
+
+    @property
+    def spent(self) -> Spent:
+        """On all of its tries."""
+        return sum((each.spent for each in self.tries), Spent())
+
+    def count(self, ended: Ended) -> int:
+        """How many tries ended so."""
+        return sum(each.ended is ended for each in self.tries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What a study has found.
+
+    Args:
+        config: what was asked for.
+        models: in the order asked for.
+        spaces: what was searched, by model.
+        outside_s: processor seconds of this call beside tries: asking, writing reports; without preparing data.
+        inside_s: processor seconds of this call in tries.
+        notes: what a reader should know besides.
+    """
+
+    config: TuneConfig
+    models: tuple[TunedModel, ...]
+    spaces: Mapping[str, TuningSpace]
+    outside_s: float = 0.0
+    inside_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def spaces_of(config: TuneConfig, *, num_rows: int = 1_000_000) -> dict[str, TuningSpace]:
+    """Return the search space of each model, without reading data.
+
+    Args:
+        config: of the study.
+        num_rows: of training, which the steps of protocol `scale` follow.
+
+    Raises:
+        ConfigError: unknown models or names, or impossible values.
+    """
+    config, base = _asked(config)
+    given = settings_of_all(config.models, config.data, own=config.own)
+    made = {
+        name: settings_by_protocol(
+            settings, protocol=config.protocol, base=base, metric=config.decides, num_rows=num_rows
+        )
+        for name, settings in given.items()
+    }
+    models = {name: model for name, (model, _) in made.items()}
+    training = next(iter(made.values()))[1]
+    refuse_unknown((*config.narrowed, *config.fixed), models, training)
+    return {
+        name: tuning_space(
+            model,
+            _limited(training, config=config),
+            narrowed=for_model(config.narrowed, model, training),
+            fixed=for_model(config.fixed, model, training),
+        )
+        for name, (model, training) in made.items()
+    }
+
+
+def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = None) -> Tuning:
+    """Make the tries that are missing, and write what was found.
+
+    Args:
+        config: what to tune.
+        out: folder of the study.
+        progress: where to show it.
+
+    Raises:
+        MissingDependencyError: Optuna is not installed.
+        ConfigError: what was asked for cannot be; a study of something else in the folder; a space that the memory
+            does not hold.
+    """
+    progress = progress or NoProgress()
+    optuna()  # without it no data is prepared
+    config, base = _asked(config)
+    spaces_of(config)  # what cannot be fails before data is prepared
+    prepared = prepare_run(base, progress=progress)
+    require_splits(prepared, with_test=False)
+    # From here on nothing has a way to test rows.
+    data = dataclasses.replace(prepared, test=None)
+    given = settings_of_all(config.models, config.data, own=config.own)
+    refuse_what_does_not_fit(given, data=data)
+    spaces = spaces_of(config, num_rows=data.train.num_rows)
+    for name, space in spaces.items():
+        _refuse_what_has_no_room(name, space, base=base, data=data)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(config.threads)
+    return _Study(config, folder=folder, base=base, data=data, spaces=spaces, progress=progress).run()
+
+
+class _Study:
+    """A study in its folder, as one worker sees it."""
+
+    def __init__(
+        self,
+        config: TuneConfig,
+        *,
+        folder: Path,
+        base: RunConfig,
+        data: PreparedData,
+        spaces: Mapping[str, TuningSpace],
+        progress: Progress,
+    ) -> None:
+        self.begun = time.process_time()
+        self.config = config
+        self.folder = folder
+        self.base = base
+        self.data = data
+        self.spaces = spaces
+        self.progress = progress
+        self.higher = higher_is_better(config.decides)
+        self.inside_s = 0.0
+        self.reported = -math.inf
+        self.costs: dict[str, RunCost] = {}
+        with asking(folder):
+            self._open()
+        self.tries = {
+            name: Tries(
+                folder,
+                model=name,
+                space=space,
+                higher=self.higher,
+                sampler=config.sampler,
+                pruner=config.pruner,
+                seed=config.seed,
+                storage=config.storage,
+            )
+            for name, space in spaces.items()
+        }
+
+    def run(self) -> Tuning:
+        """Work on the study until its budget is used up."""
+        while (taken := self._next()) is not None:
+            name, work = taken
+            begin = time.process_time()
+            try:
+                said = self._try(name, work)
+            finally:
+                work.leave()
+                self.inside_s += time.process_time() - begin
+            self._say(name, work, said)
+            self._refuse_endless_failing(name)
+        self._clean()
+        tuning = self._write(is_last=True)
+        if not any(model.best_try for model in tuning.models):
+            raise _nothing_finished(tuning, folder=self.folder)
+        return tuning
+
+    # -------------------------------------------------------------------------------------------------- one try
+
+    def _next(self) -> tuple[str, Work] | None:
+        """Take the next try, of the model that had the fewest."""
+        known = {name: tries.all() for name, tries in self.tries.items()}
+        order = sorted(known, key=lambda name: (len(known[name]), _seconds(known[name])))
+        for name in order:
+            work = self.tries[name].next(may_ask=self._may_ask, may_go_on=self._may_go_on)
+            if work is not None:
+                return name, work
+        return None
+
+    def _may_ask(self, tries: Sequence[Try]) -> bool:
+        """Return whether a model may begin another try beside these."""
+        return (not self.config.budget or len(tries) < self.config.budget) and self._may_go_on(tries)
+
+    def _may_go_on(self, tries: Sequence[Try]) -> bool:
+        """Return whether a model that has spent so much may spend more."""
+        config = self.config
+        spent = sum((each.spent for each in tries), Spent())
+        has_flops = not config.flops or spent.flops < config.flops
+        return has_flops and (not config.hours or spent.wall_s < self._share_s)
+
+    @property
+    def _share_s(self) -> float:
+        """Seconds of each model."""
+        return self.config.hours * 3600.0 / len(self.spaces)
+
+    def _try(self, name: str, work: Work) -> str:
+        """Train a try; return how it ended."""
+        config = self.config
+        try:
+            model, training = self.spaces[name].apply(work.values)
+            build_model(model, self.data.inputs, seed=0, draw_tables=False)
+        except (ConfigError, SchemaError) as error:
+            work.fail(f"{error.found}; expected {error.expected}")
+            return f"cannot be: {error.found}"
+        watch = Watch(
+            work,
+            metric=config.decides,
+            higher=self.higher,
+            valid_rows=0 if self.data.valid is None else self.data.valid.num_rows,
+            several=config.try_seeds > 1,
+            is_over_seeds=config.pruner is Pruner.WILCOXON,
+            deadline=self._deadline(name, work),
+        )
+        folders = []
+        values = []
+        try:
+            for seed in range(config.seed, config.seed + config.try_seeds):
+                watch.seed = seed
+                request = self._request(name, work, model=model, training=training, seed=seed, hooks=(watch,))
+                folders.append(request.folder)
+                record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
+                self.costs[name] = record.cost
+                values.append(record.valid[config.decides])
+                watch.end_of_seed(statistics.fmean(values), value=values[-1], is_last=len(values) == config.try_seeds)
+        except PrunedError as pruned:
+            work.prune("")
+            said = f"pruned after {pruned}"
+        except OutOfTimeError:
+            return "out of time; the next call goes on with it"
+        except NumericsError as error:
+            work.prune(f"diverged: {error.found}")
+            said = "diverged"
+        else:
+            value = statistics.fmean(values)
+            if math.isfinite(value):
+                work.complete(value)
+                said = f"{config.decides} {value:.5f}"
+            else:
+                work.prune(f"{config.decides} is undefined")
+                said = f"{config.decides} is undefined"
+        for folder in folders:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        return said
+
+    def _request(
+        self, name: str, work: Work, *, model: ModelConfig, training: Any, seed: int, hooks: tuple[Hook, ...]
+    ) -> RunRequest:
+        loader = dataclasses.replace(training.loader, seed=seed)
+        training = dataclasses.replace(training, seed=seed, threads=self.config.threads, loader=loader)
+        run = dataclasses.replace(
+            self.base, recipe=f"tuned_{self.config.data_name}_{name}", model=model, training=training
+        )
+        return RunRequest(
+            model=name,
+            variant=work.number,
+            config=run,
+            folder=self.folder / "tries" / name / f"try{work.number}_seed{seed}",
+            protocol=Protocol.RECIPE if self.config.protocol is Protocol.RECIPE else None,
+            metric=self.config.decides,
+            hooks=hooks,
+        )
+
+    def _deadline(self, name: str, work: Work) -> float:
+        """Return when the model's share of the hours is used up, by `perf_counter`."""
+        if not self.config.hours:
+            return math.inf
+        spent = sum(each.spent.wall_s for each in self.tries[name].all())
+        return time.perf_counter() + self._share_s - spent
+
+    # ------------------------------------------------------------------------------------------------ what is kept
+
+    def _open(self) -> None:
+        """Write down what the study searches, or refuse a folder that holds another one."""
+        path = self.folder / STUDY
+        models = {
+            name: {
+                "space": space.to_json(),
+                "given": digest_of_data(to_json([space.model, space.training])),
+            }
+            for name, space in self.spaces.items()
+        }
+        content = content_of(self.data)
+        now: dict[str, Any] = {
+            "data": self.config.data_name,
+            "train": content["train"],
+            "valid": content["valid"],
+            "schema": digest_of_data(self.base.table_schema.to_state()),
+            "metric": self.config.decides,
+            "protocol": self.config.protocol.value,
+            "seed": self.config.seed,
+            "try_seeds": self.config.try_seeds,
+            "sampler": self.config.sampler.value,
+            "pruner": self.config.pruner.value,
+            "storage": "a database" if self.config.storage else "a journal",
+        }
+        if path.exists():
+            stored = STUDY_FORMAT.read(path)
+            before = stored.pop("models")
+            differing = [name for name in now if stored.get(name) != now[name]]
+            differing += [
+                f"{part} of {name}"
+                for name in models
+                if name in before
+                for part in models[name]
+                if before[name].get(part) != models[name][part]
+            ]
+            if differing:
+                raise _another_study(differing, stored=stored, now=now, folder=self.folder)
+            models = {**before, **models}
+        STUDY_FORMAT.write(path, {**now, "models": models})
+
+    def _models(self, *, with_importances: bool) -> tuple[TunedModel, ...]:
+        sign = 1.0 if self.higher else -1.0
+        found = []
+        for name, tries in self.tries.items():
+            made = tries.all()
+            complete = [each for each in made if each.ended is Ended.COMPLETE and each.value is not None]
+            best = max(complete, key=lambda each: sign * (each.value or 0.0), default=None)
+            found.append(
+                TunedModel(
+                    name=name,
+                    tries=tuple(made),
+                    best=None if best is None else best.number,
+                    importances=tries.importances() if with_importances else {},
+                    cost=self._cost(name, best),
+                )
+            )
+        return tuple(found)
+
+    def _cost(self, name: str, best: Try | None) -> RunCost | None:
+        if best is None:
+            return None
+        model, _ = self.spaces[name].apply(best.values)
+        return RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
+
+    def _write(self, *, is_last: bool) -> Tuning:
+        """Write recipes and the report, of what all workers have found so far."""
+        from ziggurat.studies.tune_report import write_tuning
+
+        with asking(self.folder):
+            models = self._models(with_importances=is_last)
+            tuning = Tuning(
+                config=self.config,
+                models=models,
+                spaces=self.spaces,
+                inside_s=self.inside_s,
+                outside_s=time.process_time() - self.begun - self.inside_s,
+                notes=self._notes(models),
+            )
+            self._write_recipes(models)
+            write_tuning(tuning, self.folder, is_live=not is_last)
+        self.reported = time.perf_counter()
+        return tuning
+
+    def _write_recipes(self, models: Sequence[TunedModel]) -> None:
+        path = self.folder / TUNED
+        entries: dict[str, Any] = TUNED_FORMAT.read(path)["models"] if path.exists() else {}
+        for model in models:
+            best = model.best_try
+            if best is None:
+                continue
+            recipe = self._recipe(model.name, best.values)
+            CONFIG.write(self.folder / f"{model.name}.json", run_config_to_json(recipe))
+            entries[model.name] = {
+                "digest": digest_of(recipe),
+                "try": best.number,
+                "value": best.value,
+                "values": best.values,
+                "tries": len(model.tries),
+                "spent": dataclasses.asdict(model.spent),
+            }
+        if entries:
+            config = self.config
+            TUNED_FORMAT.write(
+                path,
+                {
+                    "data": config.data_name,
+                    "content": {name: digest for name, digest in content_of(self.data).items() if name != "test"},
+                    "protocol": config.protocol.value,
+                    "metric": config.decides,
+                    "seeds": list(range(config.seed, config.seed + config.try_seeds)),
+                    "models": entries,
+                },
+            )
+
+    def _recipe(self, name: str, values: Mapping[str, Value]) -> RunConfig:
+        model, training = self.spaces[name].apply(values)
+        return dataclasses.replace(
+            self.base, recipe=f"tuned_{self.config.data_name}_{name}", model=model, training=training
+        )
+
+    def _notes(self, models: Sequence[TunedModel]) -> tuple[str, ...]:
+        notes = []
+        for model in models:
+            if running := model.count(Ended.RUNNING):
+                notes.append(
+                    f"{model.name}: {running} tries are not finished: another worker trains them, or the same command "
+                    "goes on with them"
+                )
+            if failed := [each for each in model.tries if each.why]:
+                notes.append(f"{model.name}: {len(failed)} tries gave no value, first: {failed[0].why}")
+        return tuple(notes)
+
+    # -------------------------------------------------------------------------------------------------------- the rest
+
+    def _say(self, name: str, work: Work, said: str) -> None:
+        tries = self.tries[name].all()
+        complete = [each for each in tries if each.value is not None]
+        sign = 1.0 if self.higher else -1.0
+        best = max(complete, key=lambda each: sign * (each.value or 0.0), default=None)
+        of = f"/{self.config.budget}" if self.config.budget else ""
+        shown = f"; best {best.value:.5f}, try {best.number}" if best is not None and best.value is not None else ""
+        self.progress.say(f"{name}, try {work.number} ({len(tries)}{of}): {said}{shown}")
+        since = time.perf_counter() - self.reported
+        # Before the first minute is over, too: there is something to look at from the first try on.
+        if since > _REPORT_EVERY_S:
+            self._write(is_last=False)
+
+    def _refuse_endless_failing(self, name: str) -> None:
+        """Refuse to spend a budget on settings that cannot be."""
+        tries = self.tries[name].all()
+        if len(tries) >= _MAX_FAILED and all(each.ended is Ended.FAILED for each in tries):
+            raise ConfigError(
+                expected=f"a search space of {name} whose settings go together",
+                found=f"{len(tries)} tries that cannot be built, the last one: {tries[-1].why}",
+                where=f"search space of {name}",
+                ways_out=("narrow the space: --space NAME=VALUES", f"leave {name} out of --models"),
+            )
+
+    def _clean(self) -> None:
+        """Remove checkpoints of tries that ended where a worker was killed before it removed them."""
+        for name, tries in self.tries.items():
+            for each in tries.all():
+                if each.ended is not Ended.RUNNING:
+                    for folder in (self.folder / "tries" / name).glob(f"try{each.number}_seed*"):
+                        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+class PrunedError(Exception):
+    """A pruner ended a try."""
+
+
+class OutOfTimeError(Exception):
+    """The hours of a model are used up."""
+
+
+class Watch(Hook):
+    """Reports a try's evaluations to its study, counts what it costs, and ends it where the pruner or the clock says so.
+
+    Args:
+        work: the try.
+        metric: that decides.
+        higher: whether it rises where it improves.
+        valid_rows: of an evaluation.
+        several: whether the try has several seeds.
+        is_over_seeds: whether the pruner compares seeds, and not evaluations.
+        deadline: by `perf_counter`.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        metric: str,
+        higher: bool,
+        valid_rows: int,
+        several: bool,
+        is_over_seeds: bool,
+        deadline: float,
+    ) -> None:
+        self.seed = 0
+        self._work = work
+        self._metric = metric
+        self._sign = 1.0 if higher else -1.0
+        self._valid_rows = valid_rows
+        self._several = several
+        self._is_over_seeds = is_over_seeds
+        self._deadline = deadline
+        self._first_seed: int | None = None
+        self._cpu = 0.0
+        self._wall = 0.0
+        self._cost: RunCost | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Count FLOPs, and begin to count seconds."""
+        self._first_seed = self.seed if self._first_seed is None else self._first_seed
+        self._cpu = time.process_time()
+        self._wall = time.perf_counter()
+        self._cost = RunCost.of(trainer.model)
+
+    def on_step(self, trainer: Trainer, made: MadeStep) -> None:
+        """End the try where the hours are used up; another call goes on with it after this step."""
+        del made
+        if time.perf_counter() > self._deadline:
+            self._note(trainer)
+            trainer.save()
+            raise OutOfTimeError
+
+    def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
+        """Report the best value so far."""
+        del evaluation, is_best
+        self._note(trainer)
+        if self._several and (self._is_over_seeds or self.seed != self._first_seed):
+            return
+        best = trainer.position.best_value
+        if best is None:  # undefined so far
+            return
+        step = len(trainer.position.evaluations)
+        if self._work.report(best, step=step):
+            raise PrunedError(f"{step} evaluations, {self._metric} {best:.5f}")
+
+    def end_of_seed(self, mean: float, *, value: float, is_last: bool) -> None:
+        """Report a seed that is done to a pruner that compares seeds.
+
+        Args:
+            mean: over the seeds so far.
+            value: of this one.
+            is_last: whether the try has no further seed.
+        """
+        if self._is_over_seeds and self._work.report(value, step=self.seed) and not is_last:
+            raise PrunedError(f"{self.seed} seeds, {self._metric} {mean:.5f}")
+
+    def on_end(self, trainer: Trainer, result: object) -> None:
+        """Count the last steps."""
+        del result
+        self._note(trainer)
+
+    def _note(self, trainer: Trainer) -> None:
+        """Write down what this seed of the try has cost so far."""
+        cost = self._cost
+        assert cost is not None, "on_start comes first"
+        rows = trainer.position.rows
+        evaluations = len(trainer.position.evaluations)
+        flops = float(cost.step_flops) * rows + float(cost.forward_flops) * evaluations * self._valid_rows
+        self._work.note(
+            self.seed,
+            Spent(
+                cpu_s=time.process_time() - self._cpu,
+                wall_s=time.perf_counter() - self._wall,
+                rows=rows,
+                flops=flops,
+                evaluations=evaluations,
+            ),
+        )
+
+
+def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
+    """Return the study with the data of the one question that its models are asked, and a run without a model.
+
+    Raises:
+        ConfigError: they are asked two questions, or the metric does not exist.
+    """
+    questions = questions_of(config.models, config.data, own=config.own)
+    if len(questions) > 1:
+        raise ConfigError(
+            expected="models that are asked one question: what comes next, or how a user answers",
+            found=" and ".join(", ".join(question.models) for question in questions),
+            where="ziggurat tune, --models",
+            ways_out=[f"--models {','.join(question.models)}" for question in questions],
+        )
+    config = dataclasses.replace(config, data=questions[0].data)
+    base = base_run(config.compared)
+    if base.table_schema.labels:
+        stop = dataclasses.replace(base.training.early_stop, metric=config.decides)
+        training = dataclasses.replace(base.training, early_stop=stop)
+        try:
+            dataclasses.replace(base, training=training).stop_metric()
+        except ConfigError as error:
+            flag = "--metric" if config.metric else "--training.early-stop.metric"
+            raise ConfigError(
+                expected=error.expected,
+                found=error.found,
+                where=f"ziggurat tune, {flag}",
+                ways_out=[each.replace("--training.early-stop.metric", flag) for each in error.ways_out],
+            ) from error
+    if isinstance(config.data, OwnData) and config.metric:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, metric=config.metric))
+    return config, base
+
+
+def _limited(training: Any, *, config: TuneConfig) -> Any:
+    """Return training settings with the limit of epochs of the study."""
+    if not config.max_epochs:
+        return training
+    return dataclasses.replace(training, epochs=min(training.epochs, config.max_epochs))
+
+
+def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, data: PreparedData) -> None:
+    """Build the largest model of a space without its tables, and ask for their room: hours later is too late.
+
+    Raises:
+        ConfigError: it does not fit; says which of its settings fits.
+    """
+    error = _no_room(space, space.largest(), base=base, data=data)
+    if error is None:
+        return
+    largest = space.largest()
+    ways = []
+    for dimension in space.dimensions:
+        low, high = getattr(dimension, "low", None), getattr(dimension, "high", None)
+        if dimension.name not in largest or not isinstance(high, int) or not isinstance(low, int) or low == high:
+            continue
+        # Halve its upper end until the rest of the space has room.
+        while high > low:
+            high = max(low, high // 2)
+            step = getattr(dimension, "step", 1)
+            high = low + (high - low) // step * step
+            if _no_room(space, {**largest, dimension.name: high}, base=base, data=data) is None:
+                ways.append(f"--space {dimension.name}={low}..{high}")
+                break
+    raise ConfigError(
+        expected=f"a search space of {name} whose largest model fits the memory",
+        found=f"{error.found}, at {', '.join(f'{key} {value}' for key, value in largest.items())}; {error.expected}",
+        where=f"search space of {name}, before anything is trained",
+        ways_out=(*ways, f"leave {name} out of --models", *([] if ways else error.ways_out)),
+    )
+
+
+def _no_room(
+    space: TuningSpace, values: Mapping[str, Value], *, base: RunConfig, data: PreparedData
+) -> ConfigError | None:
+    model, _ = space.apply(values)
+    made = base.tables.make_storage(seed=0)
+    try:
+        built = build_model(model, data.inputs, seed=0, draw_tables=False, make_storage=made)
+        built.embeddings.tables.check_room(TableUse.TRAINING)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _another_study(
+    differing: Sequence[str], *, stored: Mapping[str, object], now: Mapping[str, object], folder: Path
+) -> ConfigError:
+    shown = [
+        f"{name}: {stored[name]} there, {now[name]} now"
+        if name in now and name not in ("train", "valid", "schema")
+        else f"{name} (other)"
+        for name in differing
+    ]
+    words = {"train (other)": "other training rows", "valid (other)": "other validation rows"}
+    return ConfigError(
+        expected="the study that is in the folder: the same data, schema, spaces and way to search",
+        found="; ".join({**words, "schema (other)": "another schema"}.get(each, each) for each in shown),
+        where=str(folder / STUDY),
+        ways_out=(
+            "give this study a folder of its own: --out FOLDER",
+            "give the settings that the study began with, to go on with it",
+            f"remove it: rm -r {pasted(folder)}",
+        ),
+    )
+
+
+def _nothing_finished(tuning: Tuning, *, folder: Path) -> ConfigError:
+    spent = sum((model.spent for model in tuning.models), Spent())
+    reasons = [each.why for model in tuning.models for each in model.tries if each.why]
+    return ConfigError(
+        expected="a complete try of a model",
+        found=f"none of {sum(len(model.tries) for model in tuning.models)}, in {spent.wall_s:,.0f} s"
+        + (f"; {reasons[0]}" if reasons else ""),
+        where=str(folder),
+        ways_out=(
+            "a larger budget; the same command goes on with the tries that were begun",
+            "fewer epochs: --max-epochs 2",
+            "no pruning: --pruner none, into another folder",
+        ),
+    )
+
+
+def _seconds(tries: Sequence[Try]) -> float:
+    return sum(each.spent.wall_s for each in tries)

@@ -1,0 +1,433 @@
+"""The tries of a study: Optuna's samplers, pruners and storage, and who works on which try.
+
+    OUT/journal.log            all tries of all models, one Optuna study a model; several processes append to it
+    OUT/asking.lock            held while a worker counts the tries and takes one, so that a budget is never overrun
+    OUT/working/MODEL-K.lock   held by the worker that trains try K; the system gives it back however the worker ends
+
+A try that Optuna has as running and whose lock is free is one that a killed worker left: the next worker takes it over
+under the same number, with the same settings, and goes on from its checkpoint. Workers on several machines share a
+folder, or a database (`storage`) and a folder.
+
+A sampler is made anew for each try, from the study's seed and the number of tries before it: a study that was
+interrupted asks for the same settings as one that was not.
+
+Optuna is an extra that is imported where a study begins (decision 12); nothing else of the package needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ziggurat.commands import pasted
+from ziggurat.errors import ConfigError, DataError, MissingDependencyError, ZigguratError
+from ziggurat.files import FileLock
+from ziggurat.models.contract.search_space import Choices, Dimension, Floats, Integers, Value
+from ziggurat.studies.tune_space import TuningSpace
+
+_SPENT = "spent"  # user attributes of a try
+_WHY = "why"
+_WAIT_S = 0.05
+
+
+class Sampler(StrEnum):
+    """Ways to choose the next settings."""
+
+    TPE = "tpe"  # what good tries have more often than others (Bergstra et al. 2011)
+    RANDOM = "random"
+    QMC = "qmc"  # a Sobol sequence: random, evenly spread
+
+
+class Pruner(StrEnum):
+    """Ways to end a try early."""
+
+    HYPERBAND = "hyperband"  # brackets of successive halving over evaluations (Li et al. 2018)
+    MEDIAN = "median"  # worse than the median of the tries before, at the same evaluation
+    WILCOXON = "wilcoxon"  # worse than the best try over the same seeds, by a signed-rank test
+    NONE = "none"
+
+
+class Ended(StrEnum):
+    """Ways in which a try ended, or did not."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a try has cost so far, over all workers that trained it.
+
+    Args:
+        cpu_s: processor seconds of its steps and evaluations.
+        wall_s: seconds.
+        rows: training rows, one pass after the other.
+        flops: of steps and evaluations: FLOPs of a row times rows.
+        evaluations: of the validation rows.
+    """
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    rows: int = 0
+    flops: float = 0.0
+    evaluations: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            cpu_s=self.cpu_s + other.cpu_s,
+            wall_s=self.wall_s + other.wall_s,
+            rows=self.rows + other.rows,
+            flops=self.flops + other.flops,
+            evaluations=self.evaluations + other.evaluations,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """One try of a study, finished or not.
+
+    Args:
+        number: from 0, in the order of asking.
+        values: of the settings that were asked for.
+        value: of the metric; None until it is complete.
+        reached: the metric's best value at each evaluation.
+        ended: see `Ended`.
+        why: it failed or was given up; "" elsewhere.
+        spent: on it.
+    """
+
+    number: int
+    values: dict[str, Value]
+    value: float | None
+    reached: dict[int, float] = field(default_factory=dict)
+    ended: Ended
+    why: str = ""
+    spent: Spent = field(default_factory=Spent)
+
+
+@dataclass
+class Work:
+    """A try that this process trains.
+
+    Args:
+        number: of the try.
+        values: of its settings.
+        before: what other workers spent on it, by seed.
+        trial: Optuna's.
+        study: Optuna's.
+        lock: says that this process has it.
+        where: the storage, for errors.
+    """
+
+    number: int
+    values: dict[str, Value]
+    before: dict[str, Spent]
+    trial: Any
+    study: Any
+    lock: FileLock
+    where: str
+
+    def __post_init__(self) -> None:
+        self.spent = dict(self.before)
+
+    def report(self, value: float, *, step: int) -> bool:
+        """Write down an intermediate value; return whether the pruner would end the try here."""
+        with _as_ours(self.where), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a worker that goes on with a try reports again what is known already
+            self.trial.report(value, step)
+            return bool(self.trial.should_prune())
+
+    def note(self, seed: int, spent: Spent) -> None:
+        """Write down what one seed of the try has cost: seconds of this worker, all else from its beginning."""
+        before = self.before.get(str(seed), Spent())
+        now = dataclasses.replace(spent, cpu_s=before.cpu_s + spent.cpu_s, wall_s=before.wall_s + spent.wall_s)
+        self.spent[str(seed)] = now
+        with _as_ours(self.where):
+            self.trial.set_user_attr(_SPENT, {name: vars(each) for name, each in self.spent.items()})
+
+    def complete(self, value: float) -> None:
+        """Finish the try with its value."""
+        self._tell(value=value, state="COMPLETE")
+
+    def prune(self, why: str) -> None:
+        """End the try early; its last intermediate value stands for it, or that it has none."""
+        self._tell(state="PRUNED", why=why)
+
+    def fail(self, why: str) -> None:
+        """End a try that cannot be trained."""
+        self._tell(state="FAIL", why=why)
+
+    def leave(self) -> None:
+        """Leave the try to whoever goes on with it."""
+        self.lock.release()
+
+    def _tell(self, *, state: str, value: float | None = None, why: str = "") -> None:
+        with _as_ours(self.where):
+            if why:
+                self.trial.set_user_attr(_WHY, why)
+            trial_state = getattr(optuna().trial.TrialState, state)
+            self.study.tell(self.trial, value, state=trial_state)
+        self.lock.release()
+
+
+class Tries:
+    """The tries of one model in a study.
+
+    Args:
+        folder: of the whole study.
+        model: its name.
+        space: of the model.
+        higher: whether the metric rises where it improves.
+        sampler: of settings.
+        pruner: of tries.
+        seed: of the sampler.
+        storage: URL of a database that Optuna can use; "" for the journal in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: str,
+        space: TuningSpace,
+        higher: bool,
+        sampler: Sampler,
+        pruner: Pruner,
+        seed: int,
+        storage: str = "",
+    ) -> None:
+        self.model = model
+        self.space = space
+        self.higher = higher
+        self._folder = folder
+        self._sampler = sampler
+        self._seed = seed
+        self._where = storage or str(folder / "journal.log")
+        with _as_ours(self._where), asking(folder):
+            self._study = optuna().create_study(
+                storage=_storage(folder, url=storage),
+                study_name=model,
+                load_if_exists=True,
+                direction="maximize" if higher else "minimize",
+                pruner=_pruner(pruner),
+            )
+
+    def all(self) -> list[Try]:
+        """Return every try so far, of all workers."""
+        with _as_ours(self._where):
+            return [_try_of(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+    def next(
+        self, *, may_ask: Callable[[Sequence[Try]], bool], may_go_on: Callable[[Sequence[Try]], bool]
+    ) -> Work | None:
+        """Take over a try that was left, or ask for a new one; None where there is nothing to do.
+
+        Args:
+            may_ask: whether another try may begin, given those that there are; asked while nobody else can ask.
+            may_go_on: whether one of those may go on.
+        """
+        with _as_ours(self._where), asking(self._folder):
+            trials = self._study.get_trials(deepcopy=False)
+            tries = [_try_of(frozen) for frozen in trials]
+            for frozen, each in zip(trials, tries, strict=True):
+                if each.ended is Ended.RUNNING and may_go_on(tries):
+                    lock = self._lock(each.number)
+                    if lock.take():
+                        return self._take(frozen, lock=lock, number=each.number)
+            return self._begin(number=len(trials)) if may_ask(tries) else None
+
+    def _begin(self, *, number: int) -> Work:
+        if number == 0:
+            self._study.enqueue_trial(self.space.start())
+        self._study.sampler = _sampler(self._sampler, seed=_mixed(self._seed, number))
+        trial = self._study.ask()
+        # Before anything is suggested: another worker would take a running try without a lock for one that was left.
+        lock = self._lock(trial.number)
+        if not lock.take():
+            raise _held(lock)
+        return self._work(trial, lock=lock, before={})
+
+    def _take(self, frozen: Any, *, lock: FileLock, number: int) -> Work:
+        # Of a worker that was killed while it asked, a part of the settings may be missing: they are asked for now.
+        self._study.sampler = _sampler(self._sampler, seed=_mixed(self._seed, number))
+        # Optuna has no other way to go on with a try than this class, by the identity that its storage gave it.
+        trial = optuna().trial.Trial(self._study, frozen._trial_id)
+        return self._work(trial, lock=lock, before=_spent_of(frozen))
+
+    def _work(self, trial: Any, *, lock: FileLock, before: dict[str, Spent]) -> Work:
+        values = self.space.ask(lambda dimension: _suggest(trial, dimension))
+        return Work(
+            number=trial.number,
+            values=values,
+            before=before,
+            trial=trial,
+            study=self._study,
+            lock=lock,
+            where=self._where,
+        )
+
+    def _lock(self, number: int) -> FileLock:
+        folder = self._folder / "working"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{self.model}-{number}.lock")
+
+    def importances(self) -> dict[str, float]:
+        """Return the share of each setting in what tries differ by (PED-ANOVA); {} of too few tries."""
+        complete = [each for each in self.all() if each.ended is Ended.COMPLETE]
+        if len(complete) < 4 or len({each.value for each in complete}) < 2:
+            return {}
+        with _as_ours(self._where):
+            importance = importlib.import_module("optuna.importance")
+            evaluator = importance.PedAnovaImportanceEvaluator()
+            try:
+                return dict(importance.get_param_importances(self._study, evaluator=evaluator))
+            except (ValueError, RuntimeError):  # no setting that all of the best tries have
+                return {}
+
+
+def optuna() -> ModuleType:
+    """Return Optuna, with its own lines of progress turned off.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        module = importlib.import_module("optuna")
+    except ImportError as error:
+        raise MissingDependencyError(
+            expected="the package optuna, which samples and prunes tries",
+            found=str(error),
+            where="importing optuna",
+            ways_out=("pip install 'ziggurat-rec[tune]'", "pip install 'optuna>=5,<6'"),
+        ) from error
+    module.logging.set_verbosity(module.logging.ERROR)
+    return module
+
+
+def _storage(folder: Path, *, url: str) -> Any:
+    if url:
+        return optuna().storages.RDBStorage(url)
+    journal = importlib.import_module("optuna.storages.journal")
+    storages = optuna().storages
+    return storages.JournalStorage(journal.JournalFileBackend(str(folder / "journal.log")))
+
+
+def _sampler(kind: Sampler, *, seed: int) -> Any:
+    samplers = optuna().samplers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a class is experimental
+        if kind is Sampler.TPE:
+            return samplers.TPESampler(seed=seed)
+        if kind is Sampler.QMC:
+            return samplers.QMCSampler(seed=seed, scramble=True)
+        return samplers.RandomSampler(seed=seed)
+
+
+def _pruner(kind: Pruner) -> Any:
+    pruners = optuna().pruners
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind is Pruner.HYPERBAND:
+            return pruners.HyperbandPruner()
+        if kind is Pruner.MEDIAN:
+            return pruners.MedianPruner()
+        if kind is Pruner.WILCOXON:
+            return pruners.WilcoxonPruner()
+        return pruners.NopPruner()
+
+
+def _suggest(trial: Any, dimension: Dimension) -> Value:
+    if isinstance(dimension, Choices):
+        return trial.suggest_categorical(dimension.name, list(dimension.values))
+    if isinstance(dimension, Floats):
+        return trial.suggest_float(dimension.name, dimension.low, dimension.high, log=dimension.log)
+    assert isinstance(dimension, Integers)
+    step = {} if dimension.log else {"step": dimension.step}
+    return trial.suggest_int(dimension.name, dimension.low, dimension.high, log=dimension.log, **step)
+
+
+def _try_of(frozen: Any) -> Try:
+    ended = {"COMPLETE": Ended.COMPLETE, "PRUNED": Ended.PRUNED, "FAIL": Ended.FAILED}
+    return Try(
+        number=frozen.number,
+        values=dict(frozen.params),
+        value=frozen.value if frozen.state.name == "COMPLETE" else None,
+        reached={step: value for step, value in sorted(frozen.intermediate_values.items())},
+        ended=ended.get(frozen.state.name, Ended.RUNNING),
+        why=frozen.user_attrs.get(_WHY, ""),
+        spent=sum(_spent_of(frozen).values(), Spent()),
+    )
+
+
+def _spent_of(frozen: Any) -> dict[str, Spent]:
+    return {seed: Spent(**spent) for seed, spent in frozen.user_attrs.get(_SPENT, {}).items()}
+
+
+def _mixed(seed: int, number: int) -> int:
+    """Return a seed for the sampler of one try, far from those of its neighbours."""
+    return (seed * 1_000_003 + number * 7_919) % (1 << 31)
+
+
+@contextlib.contextmanager
+def asking(folder: Path) -> Iterator[None]:
+    """Hold what only one worker at a time may hold while it takes a try."""
+    lock = FileLock(folder / "asking.lock")
+    while not lock.take():
+        time.sleep(_WAIT_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _held(lock: FileLock) -> ConfigError:
+    return ConfigError(
+        expected="a new try that nobody works on",
+        found=f"one that {lock.holder()} holds",
+        where=str(lock.path),
+        ways_out=("give the command again", "give the study a folder of its own: --out FOLDER"),
+    )
+
+
+@contextlib.contextmanager
+def _as_ours(where: str) -> Iterator[None]:
+    """Say what is wrong with the storage of a study in four parts."""
+    try:
+        yield
+    except (ValueError, KeyError, AssertionError) as error:
+        if isinstance(error, ZigguratError):
+            raise
+        raise DataError(
+            expected="the tries of a study as Optuna wrote them, a line each",
+            found=f"{type(error).__name__}: {error}"[:200],
+            where=where,
+            ways_out=(*_up_to_the_damage(where), "restore it from a copy", "begin anew: --out ANOTHER_FOLDER"),
+        ) from error
+
+
+def _up_to_the_damage(where: str) -> list[str]:
+    """Return the way out of a journal whose lines are whole up to one: the tries behind it are made again."""
+    path = Path(where)
+    if not path.is_file():
+        return []
+    whole = 0
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            json.loads(line)
+        except ValueError:
+            break
+        whole += 1
+    kept = pasted(path.with_name("journal.whole"))
+    return [f"keep the {whole} lines before it: head -n {whole} {pasted(path)} > {kept} && mv {kept} {pasted(path)}"]
