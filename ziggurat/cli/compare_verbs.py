@@ -50,6 +50,7 @@ SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale);
 `ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
   ziggurat scale wukong --compute 1x..256x
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
+  ziggurat scale wukong,dcn_v2 --tuned tuned/ --compute 1x..64x
   ziggurat scale wukong --data table --data.train shop.parquet --schema my.toml --training.loader.batch-size 1024
 """
 
@@ -76,9 +77,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="settings of each model to choose from (default: 1, as given)",
     )
-    parser.add_argument(
-        "--tuned", metavar="FOLDER", default="", help="train the recipes that `ziggurat tune` has found"
-    )
+    parser.add_argument("--tuned", metavar="FOLDER", default="", help="train the recipes that `ziggurat tune` found")
     parser.add_argument(
         "--read-test-again",
         action="store_true",
@@ -119,6 +118,10 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="S", type=int, default=1, help="runs of each size (default: %(default)s)")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
+    parser.add_argument(
+        "--tuned", metavar="FOLDER", default="", help="grow the recipes of `ziggurat tune … --protocol scale`"
+    )
+    parser.add_argument("--read-test-again", action="store_true", help="as for `ziggurat compare`")
     parser.add_argument("--out", metavar="FOLDER", default="runs/scale", help="default: %(default)s")
     add_output(parser, "--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
     add_verbose(parser)
@@ -141,6 +144,8 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
         seeds=options.seeds,
         source=options.source,
         threads=options.threads,
+        tuned=options.tuned,
+        read_test_again=options.read_test_again,
     )
     scaled = run_scaling(config, out=options.out, progress=show_progress(verbose=options.verbose))
     print_table(point_columns(config), point_rows(scaled, config))

@@ -13,8 +13,8 @@ from ziggurat.cli.tables import print_line, print_table
 from ziggurat.cli.verb import Takes, Verb
 
 SUMMARY = "search the settings of models by validation data, each with the same budget; write a recipe for each"
-EPILOG = """Test data is not read; `ziggurat compare DATA --tuned FOLDER` reads it once, with fresh seeds. Called again, it goes on
-where it was stopped or killed; called several times at once, the processes share the tries. Needs Optuna:
+EPILOG = """Test data is not read; `ziggurat compare DATA --tuned FOLDER` reads it once, with fresh seeds. Called again,
+it goes on where it was stopped or killed; called several times at once, the processes share the tries. Needs Optuna:
 pip install 'ziggurat-rec[tune]'. Examples:
   ziggurat tune frappe --models dcn_v2,wukong,dhen --budget 40 --out tuned/
   ziggurat tune table --data.train shop.parquet --schema my.toml --model wukong --hours 2
@@ -33,9 +33,7 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="N", type=int, help="tries of each model (default: 40, or no limit)")
     parser.add_argument("--hours", metavar="H", type=float, default=0.0, help="of all models and processes together")
     parser.add_argument("--flops", metavar="F", type=float, default=0.0, help="of each model: of steps and evaluations")
-    parser.add_argument(
-        "--metric", metavar="NAME", default="", help="of validation data, that decides (default: AUC, RMSE)"
-    )
+    parser.add_argument("--metric", metavar="NAME", default="", help="that decides (default: AUC, or RMSE for numbers)")
     parser.add_argument(
         "--space", metavar="NAME=VALUES", action="append", default=[], help="search these: LOW..HIGH or A,B,C"
     )

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ziggurat.config import override
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
     BuiltInConfig,
@@ -33,12 +35,14 @@ from ziggurat.models import (
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.protocols import Protocol, scale_model, scale_training
+from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
+from ziggurat.studies.tuned import read_tuned
 from ziggurat.training import metrics
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Threads, checked
@@ -79,6 +83,9 @@ class ScaleConfig:
         seeds: runs of each point.
         source: folder or file of the raw data.
         threads: of each run.
+        tuned: folder of a study of `ziggurat tune` by protocol scale: each model's recipe is its smallest size, and its
+            learning rates are those of all sizes; "": the settings of `SMALLEST`.
+        read_test_again: whether test data may be read that another study has read with those recipes.
     """
 
     models: tuple[str, ...] = ("wukong", "dlrm", "dcn_v2")
@@ -88,6 +95,8 @@ class ScaleConfig:
     seeds: int = 1
     source: str = ""
     threads: Threads = 1
+    tuned: str = ""
+    read_test_again: bool = False
 
     @property
     def data_name(self) -> str:
@@ -227,7 +236,8 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
         changes = {}
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
-    folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}"
+    folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}{'-tuned' if config.tuned else ''}"
+    recipes = _recipes(config, data=data, folder=folder, progress=progress)
     training = scale_training(num_rows=data.train.num_rows)
     loss, *_, judge = config.metrics
     training = dataclasses.replace(training, early_stop=dataclasses.replace(training.early_stop, metric=judge))
@@ -236,12 +246,14 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
     for name in config.models:
         points = []
         for factor in config.factors:
-            model = grow(smallest(name), data.inputs, factor=factor)
+            recipe = recipes.get(name)
+            model = grow(smallest(name) if recipe is None else recipe.model, data.inputs, factor=factor)
             runs = []
             for seed in range(config.seeds):
                 progress.say(f"{name}, {factor:g}x, seed {seed}")
-                loader = dataclasses.replace(training.loader, seed=seed)
-                settings = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
+                settings = training if recipe is None else recipe.training
+                loader = dataclasses.replace(settings.loader, seed=seed)
+                settings = dataclasses.replace(settings, seed=seed, threads=config.threads, loader=loader)
                 run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings)
                 request = RunRequest(
                     model=name,
@@ -255,6 +267,33 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
             points.append(ScaledPoint(factor=factor, model=model, runs=tuple(runs)))
         scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points, metric=loss), metric=loss))
     return scaled
+
+
+def _recipes(config: ScaleConfig, *, data: PreparedData, folder: Path, progress: Progress) -> Mapping[str, RunConfig]:
+    """Read the recipes that models grow from; none without a study that tuned them.
+
+    Raises:
+        ConfigError: they were tuned by another protocol, or on other data.
+    """
+    if not config.tuned:
+        return {}
+    tuned = read_tuned(config.tuned, models=config.models)
+    if tuned.protocol is not Protocol.SCALE:
+        raise ConfigError(
+            expected="recipes that were tuned by one pass over the data: protocol scale",
+            found=f"protocol {tuned.protocol.value}",
+            where=f"ziggurat scale, --tuned {config.tuned}",
+            ways_out=(
+                "ziggurat tune DATA --protocol scale --out ANOTHER_FOLDER, and --tuned ANOTHER_FOLDER",
+                "leave --tuned out",
+            ),
+        )
+    tuned.refuse_seeds(config.seeds)
+    tuned.refuse_other_data(data)
+    said = tuned.note_that_test_is_read(config.models, out=folder, read_again=config.read_test_again)
+    if said:
+        progress.say(f"note: {said}")
+    return tuned.recipes
 
 
 def _fit(points: list[ScaledPoint], *, metric: str) -> FittedLaw:

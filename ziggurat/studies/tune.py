@@ -12,8 +12,8 @@ still an equal one.
 A try is a run as those of a comparison are (`compare_runs.py`): same data, same protocol, same trainer, in a folder of
 its own. It is never given the test rows: the prepared data that it gets has none.
 
-    OUT/tries/<model>/try<k>_seed<s>/   config.json, the log, and run.json of a complete one; no checkpoints once it ended
-    OUT/journal.log …                   see `tune_study.py`, which says how workers share a study and who goes on after a kill
+    OUT/tries/<model>/try<k>_seed<s>/   config.json, the log, run.json of a complete one; no checkpoints once it ended
+    OUT/journal.log …                   see `tune_study.py`: how workers share a study, and who goes on after a kill
     OUT/tuned.json, <model>.json        see `tuned.py`
     OUT/report.html                     see `tune_report.py`
 """
@@ -52,6 +52,7 @@ from ziggurat.studies.compare_settings import settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
 from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
+from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.records.run_folder import CONFIG
@@ -614,7 +615,7 @@ class OutOfTimeError(Exception):
 
 
 class Watch(Hook):
-    """Reports a try's evaluations to its study, counts what it costs, and ends it where the pruner or the clock says so.
+    """Reports a try's evaluations to its study, counts its cost, and ends it where the pruner or the clock says so.
 
     Args:
         work: the try.
@@ -727,7 +728,8 @@ def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
             where="ziggurat tune, --models",
             ways_out=[f"--models {','.join(question.models)}" for question in questions],
         )
-    config = dataclasses.replace(config, data=questions[0].data)
+    (question,) = questions
+    config = dataclasses.replace(config, data=question.data)
     base = base_run(config.compared)
     if base.table_schema.labels:
         stop = dataclasses.replace(base.training.early_stop, metric=config.decides)
@@ -740,10 +742,15 @@ def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
                 expected=error.expected,
                 found=error.found,
                 where=f"ziggurat tune, {flag}",
-                ways_out=[each.replace("--training.early-stop.metric", flag) for each in error.ways_out],
+                ways_out=[
+                    *(
+                        each.replace("--training.early-stop.metric", flag)
+                        for each in error.ways_out
+                        if not each.endswith(AUTO_METRIC)
+                    ),
+                    f"leave {flag} out",
+                ],
             ) from error
-    if isinstance(config.data, OwnData) and config.metric:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, metric=config.metric))
     return config, base
 
 

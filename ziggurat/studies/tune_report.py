@@ -105,8 +105,8 @@ def summary(tuning: Tuning) -> list[str]:
         *([f"{config.hours:g} hours, divided equally"] if config.hours else []),
     ]
     lines = [
-        f"{config.data_name}, protocol {config.protocol.value}; chosen by validation {shown_name(config.decides)}, test "
-        "rows were not opened.",
+        f"{config.data_name}, protocol {config.protocol.value}; chosen by validation {shown_name(config.decides)}; "
+        "test rows were not opened.",
         f"Budget: {'; '.join(asked)}. Sampler {config.sampler.value}, pruner {config.pruner.value}, seed {config.seed}"
         + (f" and {config.try_seeds - 1} more of each try." if config.try_seeds > 1 else "."),
     ]

@@ -1,4 +1,4 @@
-"""The search space of one model in a study: what it states of itself, what training adds, what the command line changes.
+"""The search space of one model in a study: what it states, what training adds, what the command line changes.
 
     model.…       what the config of the model states (`models/contract/search_space.py`)
     training.…    one for all models (`training/search_space.py`)
@@ -230,16 +230,21 @@ def _range(space: TuningSpace, name: str, text: str, *, old: Dimension | None, w
         low, high = (int(low_text), int(high_text)) if whole else (float(low_text), float(high_text))
     except ValueError:
         low, high = 1, 0
-    if low > high or isinstance(given, str) or isinstance(old, Choices):
+    if isinstance(old, Choices) or isinstance(given, str):
+        shown = old.values[:2] if isinstance(old, Choices) else (str(given),)
         raise ConfigError(
-            expected="LOW..HIGH, two numbers of the setting's type" if not isinstance(old, Choices) else "some values",
+            expected="some values: this setting is no number that has a range",
             found=repr(text),
             where=where,
-            ways_out=(
-                f"give values: --space {name}={','.join(old.values[:2])}"
-                if isinstance(old, Choices)
-                else f"for example: --space {name}={given or 1}..{2 * (given if isinstance(given, int | float) else 1)}",
-            ),
+            ways_out=f"--space {name}={','.join(shown)}",
+        )
+    if low > high:
+        number = 1 if given is None else given
+        raise ConfigError(
+            expected="LOW..HIGH, two whole numbers" if whole else "LOW..HIGH, two numbers",
+            found=repr(text),
+            where=where,
+            ways_out=f"for example: --space {name}={number}..{2 * number}",
         )
     _try(space, name, str(low), where=where)
     _try(space, name, str(high), where=where)

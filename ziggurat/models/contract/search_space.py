@@ -240,7 +240,9 @@ def with_values(config: C, values: Mapping[str, Value], *, where: str = "search 
         else:
             changes[name] = repr(value) if isinstance(value, float) else str(value)
     for owner, sizes in of_layers.items():
-        present = _at(config, owner).hidden_dims
+        mlp = _at(config, owner)
+        assert isinstance(mlp, MLPConfig)
+        present = mlp.hidden_dims
         width = sizes.get("width", present[0] if present else 1)
         depth = sizes.get("depth", len(present))
         changes[f"{owner}.hidden_dims"] = ",".join([str(width)] * depth)
@@ -286,7 +288,7 @@ def _is_mlp(config: DataclassInstance, path: str) -> bool:
         return False
 
 
-def _at(config: object, path: str) -> object | MLPConfig:
+def _at(config: object, path: str) -> object:
     """Return what stands at a dotted path."""
     for name in filter(None, path.replace("-", "_").split(".")):
         if not dataclasses.is_dataclass(config) or name not in {entry.name for entry in dataclasses.fields(config)}:
