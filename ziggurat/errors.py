@@ -79,6 +79,10 @@ class ConfigError(ZigguratError, ValueError):
     """A setting has an unknown name, a wrong type or an impossible value."""
 
 
+class NoRoomError(ConfigError):
+    """Settings ask for more memory than there is."""
+
+
 class PlanError(ZigguratError, ValueError):
     """A plan contradicts itself, the model, the machines, or another rank's plan."""
 

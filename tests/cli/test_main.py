@@ -135,13 +135,29 @@ FROZEN = {
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads"),
-        *("--max-epochs", "--precisions"),
+        *("--max-epochs", "--precisions", "--tuned", "--read-test-again"),
         *("--out", "--json", "--schema", "--model", "--target", "--ranks"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("seed", "threads")),
         "--threads",
     },
+    "tune": {
+        *("--models", "--model", "--budget", "--hours", "--flops", "--metric", "--space", "--fix", "--show-space"),
+        *(
+            "--sampler",
+            "--pruner",
+            "--try-seeds",
+            "--seed",
+            "--storage",
+            "--protocol",
+            "--schema",
+            "--source",
+            "--rows",
+        ),
+        *("--threads", "--max-epochs", "--out"),
+        *(f"--{name}" for name in SHORT_NAMES if name not in ("seed", "threads")),
+    },
     "scale": {
-        "--schema",
+        *("--schema", "--tuned", "--read-test-again"),
         *("--compute", "--points", "--data", "--rows", "--seeds", "--source", "--threads", "--out", "--json"),
     },
     "plan": {
@@ -193,7 +209,7 @@ VERBOSE = {
         "export",
         "recommend",
     ),
-    *("towers partition", "compare", "scale", "cluster probe", "cluster order", "report"),
+    *("towers partition", "compare", "tune", "scale", "cluster probe", "cluster order", "report"),
 }
 
 

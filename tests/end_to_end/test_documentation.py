@@ -118,7 +118,7 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
             recipe = options.run if options.run in by_name and not options.run.startswith("table_") else "mlperf_dlrm"
             override(recipe_named(recipe), settings_given(rest))
             continue
-        if options.verb in ("compare", "scale"):
+        if options.verb in ("compare", "tune", "scale"):
             asked = getattr(options, "models", "").split(",")[0]
             recipe = f"table_{asked}" if f"table_{asked}" in by_name else "table_dnn"  # settings of its model count
             override(recipe_named(recipe, schema=known_schema), settings_given(rest))

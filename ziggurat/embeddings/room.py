@@ -18,7 +18,7 @@ from math import prod
 
 import torch
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, NoRoomError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.ops.machine.memory import Memory, memory_of, size_text
 from ziggurat.ops.row_cache import NO_CACHE, CacheSize
@@ -113,7 +113,7 @@ def check_room(tables: Mapping[str, TableSize], *, use: TableUse, device: torch.
         where: of the error.
 
     Raises:
-        ConfigError: they are larger than the memory that is free; names the largest.
+        NoRoomError: they are larger than the memory that is free; names the largest.
     """
     if device.type == "meta":
         return
@@ -143,7 +143,7 @@ def no_room(
     has_many = first.optimizer.weight_state_bytes > 0
     cheaper = ("--model.embedding.optimizer rowwise_adagrad keeps one number for each row",)
     fewer = ("--tables.weights int8 keeps a row in about a quarter of its bytes, int4 in an eighth",)
-    return ConfigError(
+    return NoRoomError(
         expected=f"tables that fit {memory.text()}",
         found=f"{total} for {use.value}{shared}: {shown}{more}",
         where=where,

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
-from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.errors import ConfigError, NoRoomError, SchemaError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models.autoint import AutoIntConfig
@@ -367,7 +367,7 @@ class _DenseRoom(TorchFunctionMode):
             shape = kwargs.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
             self._taken += 4 * math.prod(shape)
             if self._taken > self._memory.free_bytes:
-                raise ConfigError(
+                raise NoRoomError(
                     expected=f"a dense network that fits {self._memory.text()}",
                     found=f"more than {size_text(self._taken)} of weights; the last layer has "
                     f"{' × '.join(f'{size:,}' for size in shape)}",

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -247,7 +248,7 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
         points = []
         for factor in config.factors:
             recipe = recipes.get(name)
-            model = grow(smallest(name) if recipe is None else recipe.model, data.inputs, factor=factor)
+            model = grow(_smallest_of(name, recipe), data.inputs, factor=factor)
             runs = []
             for seed in range(config.seeds):
                 progress.say(f"{name}, {factor:g}x, seed {seed}")
@@ -267,6 +268,11 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
             points.append(ScaledPoint(factor=factor, model=model, runs=tuple(runs)))
         scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points, metric=loss), metric=loss))
     return scaled
+
+
+def _smallest_of(name: str, recipe: RunConfig | None) -> BuiltInConfig:
+    """Return the settings that a model grows from: those that were tuned, if any were."""
+    return smallest(name) if recipe is None else cast(BuiltInConfig, recipe.model)
 
 
 def _recipes(config: ScaleConfig, *, data: PreparedData, folder: Path, progress: Progress) -> Mapping[str, RunConfig]:

@@ -36,7 +36,7 @@ from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings.room import TableUse
-from ziggurat.errors import ConfigError, NumericsError, SchemaError
+from ziggurat.errors import ConfigError, NoRoomError, NumericsError, SchemaError
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import ModelConfig, build_model
 from ziggurat.models.contract.search_space import Value
@@ -728,8 +728,7 @@ def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
             where="ziggurat tune, --models",
             ways_out=[f"--models {','.join(question.models)}" for question in questions],
         )
-    (question,) = questions
-    config = dataclasses.replace(config, data=question.data)
+    config = dataclasses.replace(config, data=next(iter(questions)).data)
     base = base_run(config.compared)
     if base.table_schema.labels:
         stop = dataclasses.replace(base.training.early_stop, metric=config.decides)
@@ -784,7 +783,7 @@ def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, 
             if _no_room(space, {**largest, dimension.name: high}, base=base, data=data) is None:
                 ways.append(f"--space {dimension.name}={low}..{high}")
                 break
-    raise ConfigError(
+    raise NoRoomError(
         expected=f"a search space of {name} whose largest model fits the memory",
         found=f"{error.found}, at {', '.join(f'{key} {value}' for key, value in largest.items())}; {error.expected}",
         where=f"search space of {name}, before anything is trained",
@@ -794,14 +793,16 @@ def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, 
 
 def _no_room(
     space: TuningSpace, values: Mapping[str, Value], *, base: RunConfig, data: PreparedData
-) -> ConfigError | None:
-    model, _ = space.apply(values)
+) -> NoRoomError | None:
     made = base.tables.make_storage(seed=0)
     try:
+        model, _ = space.apply(values)
         built = build_model(model, data.inputs, seed=0, draw_tables=False, make_storage=made)
         built.embeddings.tables.check_room(TableUse.TRAINING)
-    except ConfigError as error:
+    except NoRoomError as error:
         return error
+    except (ConfigError, SchemaError):  # settings that do not go together: a try that has them says so
+        return None
     return None
 
 

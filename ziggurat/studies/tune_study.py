@@ -251,7 +251,7 @@ class Tries:
     def _begin(self, *, number: int) -> Work:
         if number == 0:
             self._study.enqueue_trial(self.space.start())
-        self._study.sampler = _sampler(self._sampler, seed=_mixed(self._seed, number))
+        self._study.sampler = _sampler(self._sampler, seed=self._seed, number=number)
         trial = self._study.ask()
         # Before anything is suggested: another worker would take a running try without a lock for one that was left.
         lock = self._lock(trial.number)
@@ -261,7 +261,7 @@ class Tries:
 
     def _take(self, frozen: Any, *, lock: FileLock, number: int) -> Work:
         # Of a worker that was killed while it asked, a part of the settings may be missing: they are asked for now.
-        self._study.sampler = _sampler(self._sampler, seed=_mixed(self._seed, number))
+        self._study.sampler = _sampler(self._sampler, seed=self._seed, number=number)
         # Optuna has no other way to go on with a try than this class, by the identity that its storage gave it.
         trial = optuna().trial.Trial(self._study, frozen._trial_id)
         return self._work(trial, lock=lock, before=_spent_of(frozen))
@@ -324,15 +324,18 @@ def _storage(folder: Path, *, url: str) -> Any:
     return storages.JournalStorage(journal.JournalFileBackend(str(folder / "journal.log")))
 
 
-def _sampler(kind: Sampler, *, seed: int) -> Any:
+def _sampler(kind: Sampler, *, seed: int, number: int) -> Any:
     samplers = optuna().samplers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a class is experimental
         if kind is Sampler.TPE:
-            return samplers.TPESampler(seed=seed)
+            return samplers.TPESampler(seed=_mixed(seed, number))
         if kind is Sampler.QMC:
-            return samplers.QMCSampler(seed=seed, scramble=True)
-        return samplers.RandomSampler(seed=seed)
+            # Of one sequence, whose place the study knows; what stands in some tries only is drawn anew in each.
+            return samplers.QMCSampler(
+                seed=seed, scramble=True, independent_sampler=samplers.RandomSampler(seed=_mixed(seed, number))
+            )
+        return samplers.RandomSampler(seed=_mixed(seed, number))
 
 
 def _pruner(kind: Pruner) -> Any:
