@@ -5,6 +5,9 @@ On Frappe the baselines are BARS's best configurations (its run logs of Frappe_x
 models get tables of 16 columns, MLPs of 128, and λ = 0.3: by MovieLens's validation data the best of 0.1, 0.3 and 1 at
 random, and better than 0.1 by time, for DCNv2 and for Wukong.
 
+RankMixer has no published figure on any of them: its settings are small ones of its paper's form that nothing has
+chosen, where `ziggurat tune` begins.
+
 A model is found by its kind, so a new one needs one entry in each tuple and no name; DIN has none, since none of these
 data sets has a history.
 """
@@ -35,6 +38,7 @@ from ziggurat.models import (
     MLPConfig,
     ModelConfig,
     Normalization,
+    RankMixerConfig,
     WukongConfig,
     XDeepFMConfig,
 )
@@ -73,6 +77,10 @@ def _wukong(width: int, *, head: int) -> WukongConfig:
         norm=Normalization.BATCH,
         input_norm=Normalization.BATCH,
     )
+
+
+def _rankmixer(token_dim: int) -> RankMixerConfig:
+    return RankMixerConfig(embedding_dim=16, num_tokens=4, token_dim=token_dim, num_layers=2, expansion=2, dropout=0.2)
 
 
 def _dhen(width: int, *, head: int) -> DHENConfig:
@@ -151,6 +159,7 @@ FRAPPE = (
     ),
     ModelSettings(model=_wukong(256, head=400), embedding_l2=0.15),
     ModelSettings(model=_dhen(256, head=400), embedding_l2=0.15),
+    ModelSettings(model=_rankmixer(128), embedding_l2=0.15),
 )
 
 _OTHER_MODELS: tuple[ModelConfig, ...] = (
@@ -165,6 +174,7 @@ _OTHER_MODELS: tuple[ModelConfig, ...] = (
     FinalNetConfig(first=_OTHER_MLP, second=_mlp(128, dropout=0.2)),
     _wukong(128, head=128),
     _dhen(128, head=128),
+    _rankmixer(64),
 )
 
 OTHERS = (

@@ -48,7 +48,7 @@ from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData
 from ziggurat.studies.compare_questions import questions_of
 from ziggurat.studies.compare_runs import RunCost, RunRequest, content_of, digest_of, finish_run, require_splits
-from ziggurat.studies.compare_settings import settings_of_all
+from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
 from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
@@ -224,7 +224,7 @@ def spaces_of(config: TuneConfig, *, num_rows: int = 1_000_000) -> dict[str, Tun
         ConfigError: unknown models or names, or impossible values.
     """
     config, base = _asked(config)
-    given = settings_of_all(config.models, config.data, own=config.own)
+    given = _given(config)
     made = {
         name: settings_by_protocol(
             settings, protocol=config.protocol, base=base, metric=config.decides, num_rows=num_rows
@@ -266,7 +266,7 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     require_splits(prepared, with_test=False)
     # From here on nothing has a way to test rows.
     data = dataclasses.replace(prepared, test=None)
-    given = settings_of_all(config.models, config.data, own=config.own)
+    given = _given(config)
     refuse_what_does_not_fit(given, data=data)
     spaces = spaces_of(config, num_rows=data.train.num_rows)
     for name, space in spaces.items():
@@ -751,6 +751,19 @@ def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
                 ],
             ) from error
     return config, base
+
+
+def _given(config: TuneConfig) -> dict[str, ModelSettings]:
+    """Return the settings of the models as they are given.
+
+    Raises:
+        ConfigError: no such model.
+    """
+    try:
+        return settings_of_all(config.models, config.data, own=config.own)
+    except ConfigError as error:
+        error.where = error.where.replace("ziggurat compare", "ziggurat tune")
+        raise
 
 
 def _limited(training: Any, *, config: TuneConfig) -> Any:
