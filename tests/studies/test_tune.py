@@ -212,6 +212,14 @@ def test_a_study_of_other_data_or_another_space_is_refused(study: Path) -> None:
         assert "--out" in caught.value.ways_out[0]
 
 
+def test_a_folder_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="that of a study") as caught:
+        tune(config(), out=tmp_path)
+    assert caught.value.ways_out[0] == f"--out {tmp_path / 'tuned'}"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_an_empty_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="a budget") as caught:
         config(budget=0)

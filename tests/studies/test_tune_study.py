@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.errors import DataError, MissingDependencyError
+from ziggurat.errors import ConfigError, DataError, MissingDependencyError
 from ziggurat.models import DNNConfig
 from ziggurat.models.contract.search_space import Choices, Floats, Integers
 from ziggurat.studies import tune_study
@@ -168,6 +168,14 @@ def test_tries_in_a_database(tmp_path: Path) -> None:
     found = tries(tmp_path, storage=storage).all()
     assert [each.number for each in found] == [0, 1, 2]
     assert not (tmp_path / "journal.log").exists()
+
+
+@pytest.mark.parametrize("storage", ["nonsense", "sqlite:////no/such/folder/study.db", "oracle+nothing://x"])
+def test_a_database_that_cannot_be_opened_is_named_and_the_way_out_works(tmp_path: Path, storage: str) -> None:
+    with pytest.raises(ConfigError, match="--storage") as caught:
+        tries(tmp_path, storage=storage)
+    way = caught.value.ways_out[0].partition("--storage ")[2]
+    assert tries(tmp_path, storage=way).all() == []
 
 
 def test_importance_names_what_values_follow(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from ziggurat.studies.compare_questions import questions_of
 from ziggurat.studies.compare_runs import RunCost, RunRequest, content_of, digest_of, finish_run, require_splits
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
-from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
+from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
 from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
 from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.hooks.hook import Hook
@@ -273,6 +273,7 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
         _refuse_what_has_no_room(name, space, base=base, data=data)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_what_is_no_study(folder)
     torch.set_num_threads(config.threads)
     return _Study(config, folder=folder, base=base, data=data, spaces=spaces, progress=progress).run()
 
@@ -817,6 +818,24 @@ def _no_room(
     except (ConfigError, SchemaError):  # settings that do not go together: a try that has them says so
         return None
     return None
+
+
+def _refuse_what_is_no_study(folder: Path) -> None:
+    """Refuse a folder that holds something else.
+
+    Raises:
+        ConfigError: it does.
+    """
+    there = sorted(path.name for path in folder.iterdir())
+    # A worker that was killed before it wrote what it searches left its lock alone.
+    if STUDY in there or set(there) <= {ASKING}:
+        return
+    raise ConfigError(
+        expected="a new folder, an empty one, or that of a study",
+        found=f"{', '.join(there[:3])}{' and more' if len(there) > 3 else ''}, and no {STUDY}",
+        where=str(folder),
+        ways_out=(f"--out {pasted(folder / 'tuned')}", "name a folder that does not exist yet: --out FOLDER"),
+    )
 
 
 def _another_study(

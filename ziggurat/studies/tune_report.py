@@ -22,6 +22,7 @@ from ziggurat.training.metrics.metric import higher_is_better, shown_name
 from ziggurat.training.report.page import STYLE, figure_svg
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ziggurat.studies.tune import TunedModel, Tuning
@@ -227,7 +228,7 @@ def tries_figure(tuning: Tuning) -> Figure:
     return figure
 
 
-def _show_the_upper_part(axes: object, values: Sequence[float], *, higher: bool) -> None:
+def _show_the_upper_part(axes: Axes, values: Sequence[float], *, higher: bool) -> None:
     """Let the better half of the tries fill the plot: a diverged one would flatten all others."""
     if len(values) < 4:
         return
@@ -236,7 +237,7 @@ def _show_the_upper_part(axes: object, values: Sequence[float], *, higher: bool)
     middle = ordered[len(ordered) // 2]
     room = max(abs(best - middle), 1e-9)
     ends = (middle - room, best + 0.3 * room) if higher else (best - 0.3 * room, middle + room)
-    axes.set_ylim(*ends)  # type: ignore[attr-defined]
+    axes.set_ylim(*ends)
 
 
 def _importances(tuning: Tuning) -> str:

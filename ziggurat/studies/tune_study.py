@@ -35,6 +35,7 @@ from ziggurat.files import FileLock
 from ziggurat.models.contract.search_space import Choices, Dimension, Floats, Integers, Value
 from ziggurat.studies.tune_space import TuningSpace
 
+ASKING = "asking.lock"
 _SPENT = "spent"  # user attributes of a try
 _WHY = "why"
 _WAIT_S = 0.05
@@ -318,7 +319,19 @@ def optuna() -> ModuleType:
 
 def _storage(folder: Path, *, url: str) -> Any:
     if url:
-        return optuna().storages.RDBStorage(url)
+        try:
+            return optuna().storages.RDBStorage(url)
+        except Exception as error:  # of SQLAlchemy, or of the driver of whichever database it is
+            raise ConfigError(
+                expected="URL of a database that SQLAlchemy can open here: sqlite:///FILE, postgresql://…",
+                found=f"{type(error).__name__}: {error}"[:300],
+                where="storage of tries (--storage)",
+                ways_out=(
+                    f"a file in the folder of the study: --storage {pasted(f'sqlite:///{folder.absolute()}/study.db')}",
+                    "leave --storage out: a journal in that folder, which several processes share too",
+                    "install the driver of the database beside Optuna",
+                ),
+            ) from error
     journal = importlib.import_module("optuna.storages.journal")
     storages = optuna().storages
     return storages.JournalStorage(journal.JournalFileBackend(str(folder / "journal.log")))
@@ -386,7 +399,7 @@ def _mixed(seed: int, number: int) -> int:
 @contextlib.contextmanager
 def asking(folder: Path) -> Iterator[None]:
     """Hold what only one worker at a time may hold while it takes a try."""
-    lock = FileLock(folder / "asking.lock")
+    lock = FileLock(folder / ASKING)
     while not lock.take():
         time.sleep(_WAIT_S)
     try:
