@@ -78,7 +78,7 @@ def _undrawn(request: pytest.FixtureRequest) -> None:
     if page := sys.modules.get("ziggurat.training.report.page"):
         from tests.undrawn_reports import drawn, undrawn
 
-        page._svg = drawn if request.node.get_closest_marker("draws") else undrawn
+        page.figure_svg = drawn if request.node.get_closest_marker("draws") else undrawn
 
 
 @pytest.fixture(scope="session")

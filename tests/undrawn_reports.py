@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ziggurat.training.report import page
 
-drawn = page._svg
+drawn = page.figure_svg
 
 
 def undrawn(figure: Figure) -> str:
@@ -25,4 +25,4 @@ def undrawn(figure: Figure) -> str:
     return f"<figure style='margin:0'><svg>{' · '.join(words)}</svg></figure>"
 
 
-page._svg = undrawn
+page.figure_svg = undrawn

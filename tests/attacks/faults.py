@@ -371,7 +371,7 @@ def bench_inside(options: argparse.Namespace) -> Bench:
     from ziggurat.training.report import page
 
     # Drawing writes nothing, and takes most of the time of a small training.
-    page._svg = lambda figure: "<svg/>"
+    page.figure_svg = lambda figure: "<svg/>"
     root = Path(options.folder)
     bench = Bench(root, Disk(root / "state"))
     bench.make()

@@ -98,7 +98,7 @@ def test_each_model_gets_the_same_tries_and_all_are_accounted_for(study: Path) -
         assert model["best"] == max(model["tries"], key=lambda each: each["value"])["number"]
     assert not list(study.glob("tries/*/*/checkpoints"))
     page = (study / "report.html").read_text()
-    assert page.count("<svg") == 1
+    assert "<h2>Tries</h2>" in page
     assert "best settings, of try" in page
     assert "http-equiv=refresh" not in page
 

@@ -19,7 +19,7 @@ from ziggurat.studies.compare_report import short
 from ziggurat.studies.tune_space import TuningSpace
 from ziggurat.studies.tune_study import Ended, Try
 from ziggurat.training.metrics.metric import higher_is_better, shown_name
-from ziggurat.training.report.page import STYLE, figure_svg
+from ziggurat.training.report import page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,14 +136,14 @@ def write_tuning(tuning: Tuning, folder: Path, *, is_live: bool) -> list[Path]:
         *(f"<p>{html.escape(line)}</p>" for line in summary(tuning)),
         _table(columns_of(tuning), rows_of(tuning)),
         *(f"<p class=quiet>{html.escape(note)}</p>" for note in tuning.notes),
-        f"<h2>Tries</h2>{figure_svg(tries_figure(tuning))}",
+        f"<h2>Tries</h2>{page.figure_svg(tries_figure(tuning))}",
         _importances(tuning),
         *(_best_settings(model, tuning.spaces[model.name]) for model in tuning.models),
         f"<h2>Search spaces</h2>{_table(SPACE_COLUMNS, space_rows(dict(tuning.spaces)))}",
         *(_all_tries(model) for model in tuning.models),
     ]
-    page = f"<!doctype html><html lang=en><meta charset=utf-8>{again}<title>{html.escape(title)}</title>"
-    write_text(paths[0], f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
+    head = f"<!doctype html><html lang=en><meta charset=utf-8>{again}<title>{html.escape(title)}</title>"
+    write_text(paths[0], f"{head}<style>{page.STYLE}</style>{''.join(parts)}</html>\n")
     TUNING.write(paths[1], to_json(tuning))
     return paths
 

@@ -89,7 +89,7 @@ def test_a_figure_that_is_drawn_once_is_that_of_savefig() -> None:
         buffer = io.StringIO()
         with mpl.rc_context({"svg.hashsalt": "ziggurat", "svg.fonttype": "none"}):
             other.savefig(buffer, format="svg", metadata={"Date": None})
-        drawn = report_page._svg(ours).removeprefix("<figure style='margin:0'>").removesuffix("</figure>")
+        drawn = report_page.figure_svg(ours).removeprefix("<figure style='margin:0'>").removesuffix("</figure>")
         assert drawn.startswith("<svg ")
         assert buffer.getvalue().endswith(drawn)
 
