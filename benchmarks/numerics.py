@@ -6,6 +6,12 @@
     probe      what the statistics of products cost, as a share of a step at the interval that the hook has by default
     scoring    a linear layer whose weights are integers in blocks, against torch's in FP32, at batches of 1 to 64
     models     a whole model with packed products, lookups and all, against FP32, at batches of 1, 16 and 64
+    rounding   GB/s of rounding a large tensor along each axis, against a copy of the same bytes into a new tensor
+    mods       LoKA's options of models, each alone and together: five seeds on Frappe, quality and step time (minutes)
+    int8       training by INT8 products: five seeds on Frappe, quality (minutes)
+    few_bits   MX9 on the synthetic teacher, and HR@10 of HSTU (longer)
+
+The last three are run only where they are named: `--source FOLDER` says where Frappe's files are.
 
 Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
 one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
@@ -27,13 +33,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import chosen, percentiles, say
+from benchmarks.numerics_quality import measure_few_bits, measure_int8, measure_mods
 from benchmarks.ours import OurContestant
 from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.models.dispatch_times import seconds_of_plans
 from ziggurat.models.packed import pack_products
 from ziggurat.models.probed import ModelProbe
-from ziggurat.numerics import BlockFormat
+from ziggurat.numerics import BlockFormat, quantise
 from ziggurat.numerics.linear import linear, pack_linear
 from ziggurat.numerics.qsnr import NUM_VECTORS, measure_qsnr
 from ziggurat.precision.dispatch import plan_dispatch
@@ -71,6 +78,11 @@ LAYERS = ((256, 512), (512, 1024), (1024, 1024), (2048, 512))  # outputs, inputs
 SCORED_BATCHES = (1, 4, 16, 64)
 SCORING_REPEATS = 640  # of a batch of one; a turn has as many samples at any batch
 MIN_SCORING_SPEED = 1.3
+ROUNDED_FORMATS = ("mx9", "mxfp8_e4m3")
+ROUNDED_SHAPES = ((256, 512), (4096, 1024), (8192, 1024))
+ROUNDED_BYTES = 2**25  # in a turn, at any shape
+MIN_ROUNDING_RATE = 8.0  # GB/s a core, or the limit of the memory:
+MIN_SHARE_OF_COPY = 0.9
 MODEL_BATCHES = (1, 16, 64)
 MODEL_REPEATS = 64  # of a batch of one
 UNIT = "samples/CPU s"
@@ -79,7 +91,10 @@ UNIT = "samples/CPU s"
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the options of this benchmark."""
     parser = argparse.ArgumentParser(prog="ziggurat bench numerics", description=__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"comma separated (default: {','.join(PARTS)})")
+    usual = ",".join(name for name in PARTS if name not in LONG_PARTS)
+    parser.add_argument("--parts", default=usual, help=f"comma separated, of {', '.join(PARTS)} (default: {usual})")
+    parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(LONG_PARTS)} (default: %(default)s)")
+    parser.add_argument("--source", default="", help="folder of Frappe's published files, of mods and int8")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant that count")
     models = ",".join(MODELS)
     parser.add_argument("--models", default=models, help=f"whose steps are timed, comma separated (default: {models})")
@@ -95,13 +110,14 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     parts = chosen(options.parts, known=list(PARTS), option="ziggurat bench numerics --parts")
     if quick:
         options.rounds = min(options.rounds, 3)
+        options.seeds = 1
         options.models = options.models[:1]
         options.vectors = 1_500
     report = Report(
         benchmark="numerics",
         claim="Formats of dense products: error, time of a training step, dispatch, and the cost of a probe.",
         command=f"ziggurat bench numerics --parts {options.parts} --models {','.join(options.models)} "
-        f"--rounds {options.rounds}",
+        f"--rounds {options.rounds}" + (f" --seeds {options.seeds}" if {*parts} & {*LONG_PARTS} else ""),
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -322,6 +338,41 @@ def rates_of_products(
     return {name: [rate * factor for rate in each] for name, each in rates.items()}
 
 
+def measure_rounding(report: Report, options: argparse.Namespace) -> None:
+    """Measure the rate of rounding against that of a copy, whose result is a new tensor, too."""
+    rows = ["| tensor | along | clone, GB/s | " + " | ".join(f"`{name}`" for name in ROUNDED_FORMATS) + " |"]
+    rows.append("|---|---|---:" + "|---:" * len(ROUNDED_FORMATS) + "|")
+    generator = torch.Generator().manual_seed(0)
+    for shape in ROUNDED_SHAPES:
+        x = torch.randn(shape, generator=generator)
+        for axis in (0, 1):
+            products: dict[str, Callable[[], object]] = {"clone": x.clone}
+            for name in ROUNDED_FORMATS:
+                products[name] = functools.partial(quantise, x, BlockFormat.named(name), axis)
+            repeats = max(1, ROUNDED_BYTES // (4 * x.numel()))
+            seconds = rates_of_products(products, batch=1, repeats=repeats, rounds=options.rounds)
+            rates = {name: [4e-9 * x.numel() * each for each in found] for name, found in seconds.items()}
+            cells = [f"{statistics.median(rates['clone']):.1f}"]
+            for name in ROUNDED_FORMATS:
+                shares = [ours / clone for ours, clone in zip(rates[name], rates["clone"], strict=True)]
+                rate = statistics.median(rates[name])
+                share = statistics.median(shares)
+                report.figures.append(
+                    {
+                        "name": f"rounding_{name}_{'×'.join(map(str, shape))}_axis{axis}",
+                        "ours": rate,
+                        "of_a_copy": share,
+                        "goal": MIN_ROUNDING_RATE,
+                        "unit": "GB/s of CPU time",
+                        "verdict": "met" if rate >= MIN_ROUNDING_RATE or share >= MIN_SHARE_OF_COPY else "missed",
+                    }
+                )
+                cells.append(f"{rate:.1f} ({share:.2f} of the copy)")
+            rows.append(f"| {shape[0]:,} × {shape[1]:,} | axis {axis} | {' | '.join(cells)} |")
+            say(f"  {rows[-1]}")
+    report.tables.append("\n".join(rows))
+
+
 def workload_of(model: str) -> Workload:
     """Return what a model trains on: few batches and small tables, since all contestants live in one process."""
     return Workload(model=ModelKind(model), num_batches=4, num_rows=20_000)
@@ -381,4 +432,9 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "probe": measure_probe,
     "scoring": measure_scoring,
     "models": measure_models,
+    "rounding": measure_rounding,
+    "mods": measure_mods,
+    "int8": measure_int8,
+    "few_bits": measure_few_bits,
 }
+LONG_PARTS = ("mods", "int8", "few_bits")

@@ -112,7 +112,7 @@ def test_bits_give_the_same_scores_by_the_kernel_and_without_it(
     with torch.no_grad():
         expected = model(batch)
         again, _ = MODELS[model_name]()
-        take_bits(again, format, found.bits)
+        take_bits(again, found.formats, found.bits)
         assert torch.equal(again(batch), expected)
         monkeypatch.setattr(packed, "linear", linear_reference)
         assert torch.equal(again(batch), expected)
@@ -174,7 +174,11 @@ def test_what_cannot_be_packed_is_refused_by_name() -> None:
         pack_products(broken, BlockFormat.named("mx6"))
     other, _ = MODELS["dcn_v2"]()
     with pytest.raises(ConfigError, match="bottom"):
-        take_bits(other, BlockFormat.named("mx6"), {"bottom.layers.0": torch.zeros(1, 1, dtype=torch.uint8)})
+        take_bits(
+            other,
+            {"bottom.layers.0": BlockFormat.named("mx6")},
+            {"bottom.layers.0": torch.zeros(1, 1, dtype=torch.uint8)},
+        )
 
 
 def test_a_packed_model_scores_alone_and_is_not_trained() -> None:
@@ -221,5 +225,5 @@ def test_modules_of_towers_are_packed_too_or_named() -> None:
     with torch.no_grad():
         expected = model(batch)
         again = build(towers=TOWERS, optimizer="rowwise_adagrad", kind="dcn_v2").eval()
-        take_bits(again, found.format, found.bits)
+        take_bits(again, found.formats, found.bits)
         assert torch.equal(again(batch), expected)

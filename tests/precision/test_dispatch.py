@@ -15,7 +15,7 @@ from torch import Tensor
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import digest_of
 from ziggurat.numerics.probe import Direction, ProbeRecord, ProductStatistics
-from ziggurat.precision import NATIVE
+from ziggurat.precision import NATIVE, dispatch
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import (
     Choice,
@@ -147,6 +147,25 @@ def test_the_fastest_whole_network_decides_about_activations(fastest: str, wante
     assert found.whole.precision == wanted
     assert "activations fp32" in found.whole.reason
     assert "1000.0 ms" in found.whole.reason
+
+
+def test_no_plan_is_timed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # BF16 products slower than FP32 ones of the same operands: both plans with BF16 activations then have FP32 kernels.
+    monkeypatch.setattr(
+        dispatch, "measure_speedups", lambda shapes, kernels, *, device, dtype: {"fp32": 2.0, "bf16": 1.0}
+    )
+    record = ProbeRecord(model="DNN", products={"layer": product_of(torch.randn(64, 16), torch.randn(16, 8))})
+    timed = list[DispatchPlan]()
+
+    def seconds_of(plans: Sequence[DispatchPlan]) -> list[float]:
+        timed.extend(plans)
+        return [1.0] * len(plans)
+
+    plan_dispatch(record, device=CPU, seconds_of=seconds_of)
+    assert [(each.whole.precision, dict(each.counts())) for each in timed] == [
+        ("fp32", {"fp32": 3}),
+        ("bf16", {"fp32": 3}),
+    ]
 
 
 def test_activations_stay_fp32_where_an_error_is_not_known() -> None:

@@ -62,6 +62,22 @@ def test_a_packed_run_scores_as_it_did_before_it_was_written(trained: Path, pack
     assert verify_run(packed).good
 
 
+def test_a_packed_run_is_not_said_to_be_in_fp32(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A run that was trained in a precision of few bits, whose packed copy is in no precision of training.
+    few_bits = tmp_path / "few_bits"
+    shutil.copytree(trained, few_bits)
+    config = CONFIG.read(few_bits / "config.json")
+    config["training"]["precision"] = "mx9"
+    CONFIG.write(few_bits / "config.json", config)
+    save_packed(load_run(few_bits, products=MX6), tmp_path / "packed", report={})
+    load_run(tmp_path / "packed")
+    assert "computed in FP32" not in caplog.text
+    load_run(few_bits)
+    assert "computed in FP32; the run was trained with products in mx9" in caplog.text
+
+
 def test_packed_weights_take_the_bits_of_their_format_in_the_file(trained: Path, packed: Path) -> None:
     def tensors(folder: Path) -> dict[str, torch.Tensor]:
         (file,) = (folder / "checkpoints").glob("step-*/*.safetensors")

@@ -16,6 +16,7 @@ from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.files import digest_of
+from ziggurat.models.scoring_plan import SCORING_PLAN
 from ziggurat.numerics.probe import Direction
 from ziggurat.precision import DenseProducts
 from ziggurat.precision.choice import machine_facts
@@ -68,6 +69,28 @@ def test_dispatch_writes_choices_with_reasons(folder: Path, tmp_path: Path, caps
     for directions in found["choices"].values():
         assert list(directions) == ["forward", "input_gradient", "weight_gradient"]
         assert all(choice["reason"] for choice in directions.values())
+
+
+@pytest.mark.parametrize("words", [[], ["--measure", "--rows", "8"]])
+def test_dispatch_for_scoring_writes_a_format_for_each_product(
+    folder: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scoring.json"
+    assert main(["numerics", "dispatch", str(folder), "--for", "scoring", *words, "--out", str(file)]) == 0
+    found = SCORING_PLAN.read(file)
+    assert found["rows"] == (8 if words else 16)
+    assert f"whole: {found['whole']}" in capsys.readouterr().out
+    assert all(choice["reason"] for choice in found["choices"].values())
+
+
+def test_rows_of_requests_are_of_scoring_alone_and_no_more_than_a_batch_has(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["numerics", "dispatch", str(folder), "--out", str(tmp_path / "it.json"), "--rows"]
+    assert main([*words, "8"]) == 2
+    assert "choose for scoring: --for scoring" in capsys.readouterr().err
+    assert main([*words, "0", "--for", "scoring"]) == 2
+    assert "rows of a request" in capsys.readouterr().err
 
 
 def test_run_without_a_probe_names_the_ways_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

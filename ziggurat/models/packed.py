@@ -1,6 +1,7 @@
 """Pack the dense products of a model for scoring: weights in INT8, MX6 or MX9, and proof of which products they are.
 
     packed = pack_products(model, BlockFormat.named("mx6"))      MLPs, crosses, projections, heads
+    packed = pack_products(model, {"top.layers.0": INT8, …})     a format for each module; the others stay FP32
     packed.line()                                                "packed mx6 in 12 modules, FP32 in 3: …"
 
 A module is packed if it multiplies activations by its own whole weight and by nothing else, x Wᵀ + b. That is found out
@@ -40,6 +41,7 @@ _NO_LINEAR_MAP = "weights that are no single matrix"
 _PARTS = "multiplies by parts of its weight, or by another module's"
 _UNUSED = "not used when samples are scored"
 _NOTHING = "no product of its own"
+_NOT_CHOSEN = "no format was chosen for them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +49,30 @@ class PackedProducts:
     """The products of a model that were packed, and those that were not.
 
     Args:
-        format: of the weights.
+        formats: of the weights, by the names of their modules.
         bits: of each packed weight, (outputs, bytes), by the name of its module.
         left: modules whose products are FP32, and why.
     """
 
-    format: BlockFormat
+    formats: dict[str, BlockFormat]
     bits: dict[str, Tensor]
     left: dict[str, str]
+
+    @property
+    def most_common(self) -> BlockFormat:
+        """The format of most weights; of all of them, unless a plan chose one for each."""
+        return Counter(self.formats.values()).most_common(1)[0][0]
+
+    @property
+    def by_module(self) -> dict[str, str]:
+        """Names of the formats that are not the most common one, by module."""
+        usual = self.most_common
+        return {name: each.name for name, each in self.formats.items() if each != usual}
+
+    @property
+    def format_name(self) -> str:
+        """The format for people and records: mx6; int8+mx9 where modules differ, the most common one first."""
+        return "+".join(each.name for each, _ in Counter(self.formats.values()).most_common())
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +81,10 @@ class PackedProducts:
 
     def line(self) -> str:
         """Return a line for reports."""
-        text = f"dense products in {self.format}, packed in {len(self.bits)} modules"
+        counts = Counter(self.formats.values()).most_common()
+        text = f"dense products in {self.format_name}, packed in {len(self.bits)} modules"
+        if len(counts) > 1:
+            text += f" ({', '.join(f'{format} in {count}' for format, count in counts)})"
         reasons = Counter(self.left.values())
         parts = [f"{count} ({why}: {_some(self.left, why)})" for why, count in reasons.items()]
         return text + (f"; FP32 in {', '.join(parts)}" if parts else "")
@@ -86,12 +107,13 @@ def packed_format(name: str, *, where: str) -> BlockFormat:
     return known[name]
 
 
-def pack_products(model: Model, format: BlockFormat) -> PackedProducts:
+def pack_products(model: Model, format: BlockFormat | Mapping[str, BlockFormat]) -> PackedProducts:
     """Pack the weights of a model's linear maps, in place; the model then scores by them, on a CPU.
 
     Args:
         model: on the CPU, with its trained weights; not parallel.
-        format: of integers of at most 8 bits: INT8, MX6, MX9, … (`numerics.linear.pack_linear`).
+        format: of integers of at most 8 bits: INT8, MX6, MX9, … (`numerics.linear.pack_linear`); or one for each
+            module by its name, where modules without one stay FP32.
 
     Raises:
         ConfigError: the format cannot be packed; a product cannot be reached; the model is packed already, or has no
@@ -102,35 +124,44 @@ def pack_products(model: Model, format: BlockFormat) -> PackedProducts:
         raise ConfigError(
             expected="a model with FP32 weights",
             found="one whose weights are packed already",
-            where=f"{type(model).__name__}, products in {format}",
+            where=f"{type(model).__name__}, products in {_text(format)}",
             ways_out="pack the run that this one was made from",
         )
     asked = _asked_of(model)
+    packable = [name for name, each in asked.items() if not each.why_left()]
+    formats = dict(format) if isinstance(format, Mapping) else dict.fromkeys(packable, format)
+    if unknown := sorted(formats.keys() - set(packable)):
+        raise _unknown_weights(model, unknown, formats)
     maps = dict[str, PackedArithmetic]()
     bits = dict[str, Tensor]()
-    for name, each in asked.items():
-        if each.why_left():
-            continue
-        weight = each.weight
-        map = pack_linear(weight, format, bias=each.bias, name=f"{name}.weight")
+    # In the order of the model, whatever that of the mapping is.
+    formats = {name: formats[name] for name in packable if name in formats}
+    for name, its_format in formats.items():
+        weight = asked[name].weight
+        map = pack_linear(weight, its_format, bias=asked[name].bias, name=f"{name}.weight")
         maps[name] = PackedArithmetic(map, module=name)
-        bits[name] = pack(weight.detach().float(), format, 1).rows
+        bits[name] = pack(weight.detach().float(), its_format, 1).rows
     if not maps:
         raise ConfigError(
             expected="a model that multiplies activations by weights: an MLP, a cross network, a projection",
             found="no such product",
-            where=f"{type(model).__name__}, products in {format}",
+            where=f"{type(model).__name__}, products in {_text(format)}",
             ways_out="its tables are what takes bytes: ziggurat quantise RUN, and ziggurat export RUN --tables int8",
         )
-    return _packed(model, format, bits=bits, maps=maps, asked=asked)
+    return _packed(model, formats, bits=bits, maps=maps, asked=asked)
 
 
-def take_bits(model: Model, format: BlockFormat, bits: Mapping[str, Tensor]) -> PackedProducts:
+def packable_modules(model: Model) -> dict[str, DenseProducts]:
+    """Return the modules of a model whose weights `pack_products` packs, by name."""
+    return {name: each.module for name, each in _asked_of(model).items() if not each.why_left()}
+
+
+def take_bits(model: Model, formats: Mapping[str, BlockFormat], bits: Mapping[str, Tensor]) -> PackedProducts:
     """Let a model score by weights that were packed before.
 
     Args:
         model: on the CPU, with all its other weights.
-        format: of the weights.
+        formats: of the weights, by the names of their modules.
         bits: of each packed weight, by the name of its module.
 
     Raises:
@@ -139,21 +170,16 @@ def take_bits(model: Model, format: BlockFormat, bits: Mapping[str, Tensor]) -> 
     asked = _asked_of(model)
     unknown = [name for name in bits if name not in asked or asked[name].why_left()]
     if unknown or not bits:
-        raise ConfigError(
-            expected=f"packed weights of products of {type(model).__name__}",
-            found=f"{', '.join(unknown[:5]) or 'none'}",
-            where=f"products in {format}",
-            ways_out="pack the run again with this version: ziggurat quantise RUN --products FORMAT --out FOLDER",
-        )
+        raise _unknown_weights(model, unknown, formats)
     maps = dict[str, PackedArithmetic]()
     for name, rows in bits.items():
-        packed = Packed(rows=rows, format=format, shape=asked[name].weight.shape, axis=1)
+        packed = Packed(rows=rows, format=formats[name], shape=asked[name].weight.shape, axis=1)
         map = linear_of_bits(packed, bias=asked[name].bias)
         maps[name] = PackedArithmetic(map, module=name)
-    return _packed(model, format, bits=dict(bits), maps=maps, asked=asked)
+    return _packed(model, dict(formats), bits=dict(bits), maps=maps, asked=asked)
 
 
-def empty_bits(model: Model, format: BlockFormat, modules: Iterable[str]) -> dict[str, Tensor]:
+def empty_bits(model: Model, formats: Mapping[str, BlockFormat]) -> dict[str, Tensor]:
     """Return room for the bits of a model's packed weights, by the names of their modules, for a file to fill.
 
     Raises:
@@ -161,7 +187,7 @@ def empty_bits(model: Model, format: BlockFormat, modules: Iterable[str]) -> dic
     """
     found = dict[str, Tensor]()
     weights = dict(model.named_parameters())
-    for name in modules:
+    for name, format in formats.items():
         weight = weights.get(f"{name}.weight")
         if weight is None or weight.dim() != 2:
             raise ConfigError(
@@ -181,9 +207,37 @@ def native_products(model: Model) -> Iterator[None]:
         yield
 
 
+def formats_by_module(
+    usual: str, modules: Iterable[str], by_module: Mapping[str, str], *, where: str
+) -> dict[str, BlockFormat]:
+    """Return the formats of packed weights as files have them: one for most modules, and others by name.
+
+    Raises:
+        ConfigError: a format is not known here.
+    """
+    return {name: packed_format(by_module.get(name, usual), where=where) for name in modules}
+
+
+def _unknown_weights(model: Model, unknown: Iterable[str], formats: Mapping[str, BlockFormat]) -> ConfigError:
+    names = ", ".join(list(unknown)[:5])
+    return ConfigError(
+        expected=f"packed weights of products of {type(model).__name__}",
+        found=names or "none",
+        where=f"products in {_text(formats)}",
+        ways_out="pack the run again with this version: ziggurat quantise RUN --products FORMAT --out FOLDER",
+    )
+
+
+def _text(format: BlockFormat | Mapping[str, BlockFormat]) -> str:
+    """Name a format, or those of modules."""
+    if isinstance(format, BlockFormat):
+        return format.name
+    return ", ".join(dict.fromkeys(each.name for each in format.values())) or "none"
+
+
 def _packed(
     model: Model,
-    format: BlockFormat,
+    formats: dict[str, BlockFormat],
     *,
     bits: dict[str, Tensor],
     maps: Mapping[str, PackedArithmetic],
@@ -195,9 +249,10 @@ def _packed(
         for name, rows in bits.items():
             weight = asked[name].weight
             # In place: what holds on to the parameter sees the numbers of the bits, too.
-            weight.copy_(unpack(Packed(rows=rows, format=format, shape=weight.shape, axis=1)))
+            weight.copy_(unpack(Packed(rows=rows, format=formats[name], shape=weight.shape, axis=1)))
     left = {name: why for name, each in asked.items() if (why := each.why_left()) and why != _NOTHING}
-    return PackedProducts(format=format, bits=bits, left=left | converted.native)
+    not_chosen = {name: _NOT_CHOSEN for name, each in asked.items() if not each.why_left() and name not in bits}
+    return PackedProducts(formats=formats, bits=bits, left=left | not_chosen | converted.native)
 
 
 class _Asked(Arithmetic):

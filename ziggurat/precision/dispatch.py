@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -225,15 +225,18 @@ class DispatchPlan:
         where = f"{path}"
         if not plan.choices:
             raise _refusal(f"kernels for products of {model}", "none: nothing would be computed otherwise", where)
-        # A subset: modules without a choice keep the product of their activations.
-        if plan.model != model or not plan.choices.keys() <= shapes.keys():
-            unknown = ", ".join(sorted(plan.choices.keys() - shapes.keys())[:3])
-            raise _refusal(f"a dispatch of {model}", f"of {plan.model}" + (f", with {unknown}" * bool(unknown)), where)
-        for name, here in machine_facts(device).items():
-            if plan.machine.get(name) != here:
-                raise _refusal(f"a dispatch that was measured with {name} {here}", f"{plan.machine.get(name)}", where)
-        if plan.shapes is not None:
-            _refuse_other_shapes(plan.shapes, shapes, model=model, where=where)
+        refuse_unlike(
+            plan.model,
+            machine=plan.machine,
+            shapes=plan.shapes,
+            modules=plan.choices.keys(),
+            model=model,
+            of_model=shapes,
+            device=device,
+            where=where,
+            command="ziggurat numerics dispatch RUN --measure --out dispatch.json",
+            ways_out=_WAYS_OUT,
+        )
         return plan
 
     @classmethod
@@ -282,7 +285,59 @@ class _Content:
     shapes: Shapes | None
 
 
-def _refuse_other_shapes(of_file: Shapes, of_model: Shapes, *, model: str, where: str) -> None:
+def refuse_unlike(
+    planned: str,
+    *,
+    machine: Mapping[str, str],
+    shapes: Shapes | None,
+    modules: Set[str],
+    model: str,
+    of_model: Shapes,
+    device: torch.device,
+    where: str,
+    command: str,
+    ways_out: tuple[str, ...],
+) -> None:
+    """Refuse a plan of products that is of another model, other sizes, another machine or other versions.
+
+    Args:
+        planned: class of the model that the plan is of.
+        machine: facts that its times hold for.
+        shapes: of the weights of its model; None where they are not known.
+        modules: that it chooses for. Modules without a choice keep the product of their activations.
+        model: class of the model that is to compute by it.
+        of_model: shapes of the weights of that.
+        device: of that.
+        where: the file.
+        command: that makes one of a run of the model.
+        ways_out: of the file.
+
+    Raises:
+        ConfigError: names what is unlike.
+    """
+    if planned != model or not modules <= of_model.keys():
+        unknown = ", ".join(sorted(modules - of_model.keys())[:3])
+        raise ConfigError(
+            expected=f"a dispatch of {model}",
+            found=f"of {planned}" + (f", with {unknown}" * bool(unknown)),
+            where=where,
+            ways_out=ways_out,
+        )
+    for name, here in machine_facts(device).items():
+        if machine.get(name) != here:
+            raise ConfigError(
+                expected=f"a dispatch that was measured with {name} {here}",
+                found=f"{machine.get(name)}",
+                where=where,
+                ways_out=ways_out,
+            )
+    if shapes is not None:
+        _refuse_other_shapes(shapes, of_model, model=model, where=where, command=command, ways_out=ways_out)
+
+
+def _refuse_other_shapes(
+    of_file: Shapes, of_model: Shapes, *, model: str, where: str, command: str, ways_out: tuple[str, ...]
+) -> None:
     """Refuse a file of a model with other weights, by the first that differs, in the order of the model."""
     for module in dict.fromkeys((*of_model, *of_file)):
         here = of_model.get(module)
@@ -293,10 +348,7 @@ def _refuse_other_shapes(of_file: Shapes, of_model: Shapes, *, model: str, where
             expected=f"a dispatch of {model} with these sizes: {_module_text(module, here)}",
             found=_module_text(module, there),
             where=where,
-            ways_out=(
-                "make one of a run of this model: ziggurat numerics dispatch RUN --measure --out dispatch.json",
-                *_WAYS_OUT[1:],
-            ),
+            ways_out=(f"make one of a run of this model: {command}", *ways_out[1:]),
         )
 
 
@@ -509,7 +561,8 @@ def plan_dispatch(
     if "bf16" in by_activations:
         # The third plan: what other kernels save in a product, conversions may cost between products.
         alone = _without_others(plans[-1], by_activations["bf16"])
-        if alone.choices != plans[-1].choices:
+        # By their kernels: the same ones for other reasons are the same network, timed twice.
+        if _kernels(alone) != _kernels(plans[-1]):
             plans.append(alone)
     if seconds_of is None or len(plans) == 1:
         why = why_no_bf16 if seconds_of is not None else FP32_ACTIVATIONS.reason
@@ -539,6 +592,10 @@ def _without_others(plan: DispatchPlan, measured: _Measured) -> DispatchPlan:
         for module, directions in measured.items()
     }
     return replace(plan, choices=_choices(bf16_alone, activations="bf16"))
+
+
+def _kernels(plan: DispatchPlan) -> dict[tuple[str, Direction], str]:
+    return {(module, each): choice.kernel for module, found in plan.choices.items() for each, choice in found.items()}
 
 
 def _why_no_bf16_activations(record: ProbeRecord, missing: Mapping[str, str]) -> str:

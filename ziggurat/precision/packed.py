@@ -18,8 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
-from ziggurat.numerics.linear import PackedLinear, linear
+from ziggurat.numerics import BlockFormat
+from ziggurat.numerics.linear import PackedLinear, linear, pack_linear
 from ziggurat.precision.arithmetic import Arithmetic
+from ziggurat.precision.kernels import ProductKernel
 
 
 class PackedArithmetic(Arithmetic):
@@ -69,3 +71,22 @@ class PackedArithmetic(Arithmetic):
                 "train or compute elsewhere by the run that this one was packed from",
             ),
         )
+
+
+class PackedKernel(ProductKernel):
+    """Multiplies by the right matrix as a packed weight, to know the error of a format; packing is in no score's time.
+
+    Args:
+        format: of the weight.
+    """
+
+    is_fast = False
+
+    def __init__(self, format: BlockFormat) -> None:
+        self.name = format.name
+        self.holds = f"the format holds {format.element.largest:.4g} times a scale"
+        self._format = format
+
+    def multiply(self, left: Float[Tensor, "m k"], right: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+        """Multiply two matrices."""
+        return linear(left, pack_linear(right.mT, self._format))

@@ -492,7 +492,7 @@ def load_run(
     tables: TablesConfig | None = None,
     device: Device | None = None,
     precision: Precision | None = None,
-    products: BlockFormat | None = None,
+    products: BlockFormat | Mapping[str, BlockFormat] | None = None,
 ) -> Run:
     """Load a run for evaluation or prediction.
 
@@ -506,7 +506,8 @@ def load_run(
         device: to compute on; None: a GPU where there is one, unless the run was asked to train on the CPU.
         precision: of dense products, whose operands it rounds (a direct cast); None: FP32, whatever the run trained in.
         products: a format that weights of dense products are packed in, for scoring on a CPU (`models/packed.py`);
-            None: FP32, or what the run was packed in (`ziggurat quantise`).
+            or a format for each module (`models/scoring_plan.py`). None: FP32, or what the run was packed in
+            (`ziggurat quantise`).
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
@@ -524,12 +525,13 @@ def load_run(
     run = RunFolder(Path(folder))
     config = load_config(run.path, models=models)
     asked = precision
-    if precision is None:
-        precision = PLAIN
-        if ranks is None or ranks.is_first:
-            _say_other_products(run.path.absolute(), config.training.precision)
+    precision = PLAIN if precision is None else precision
     _refuse_other_precisions(precision, run)
     recorded = read_products(run)
+    # Products that are packed are in no precision of training, and the reports name their format.
+    is_packed = recorded is not None or products is not None
+    if asked is None and not is_packed and (ranks is None or ranks.is_first):
+        _say_other_products(run.path.absolute(), config.training.precision)
     if recorded is not None or products is not None:
         refuse_packing(run, recorded, precision=asked, products=products, ranks=ranks, device=device)
         device = Device.CPU
@@ -554,7 +556,7 @@ def load_run(
     # Filled in place when the checkpoint is loaded, like everything else in `into`.
     bits: dict[str, Tensor] = {}
     if recorded is not None:
-        bits = empty_bits(model, recorded.format, recorded.modules)
+        bits = empty_bits(model, dict.fromkeys(recorded.modules, recorded.format))
         into = with_bits(into, bits)
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     try:
@@ -578,7 +580,7 @@ def load_run(
     model.eval()
     packed = None
     if recorded is not None:
-        packed = take_bits(model, recorded.format, bits)
+        packed = take_bits(model, dict.fromkeys(bits, recorded.format), bits)
     elif products is not None:
         packed = pack_products(model, products)
     return Run(

@@ -96,7 +96,7 @@ def refuse_packing(
     recorded: RecordedProducts | None,
     *,
     precision: Precision | None,
-    products: BlockFormat | None,
+    products: BlockFormat | Mapping[str, BlockFormat] | None,
     ranks: Ranks | None,
     device: Device | None,
 ) -> None:
@@ -105,7 +105,8 @@ def refuse_packing(
     Raises:
         ConfigError: names it.
     """
-    where = f"{run.path}, products in {recorded.format if recorded is not None else products}"
+    asked = "few bits" if isinstance(products, Mapping) else products
+    where = f"{run.path}, products in {recorded.format if recorded is not None else asked}"
     if recorded is not None and products is not None:
         raise ConfigError(
             expected="a run with FP32 weights",
@@ -195,6 +196,7 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
         ConfigError: the folder holds something, or tables of the run are on a disk.
     """
     assert run.packed is not None, "it is packed"
+    assert not run.packed.by_module, "products.json holds one format; unlike ones are of exports"
     folder = RunFolder(Path(out))
     refuse_output(run, out)
     remove_left_behind(folder.path)  # of processes that were killed while they wrote this run
@@ -219,7 +221,7 @@ def save_packed(run: Run, out: str | Path, *, report: Mapping[str, Any]) -> RunF
         PRODUCTS.write(
             made.products,
             {
-                "format_of_weights": run.packed.format.name,
+                "format_of_weights": run.packed.most_common.name,
                 "modules": list(run.packed.bits),
                 "left": run.packed.left,
                 "source": {"run": run.folder.absolute().name, "step": run.step},

@@ -1,4 +1,4 @@
-"""The dense products of a finished run: their statistics, and the error of each format in each of them."""
+"""The dense products of a finished run: their statistics, the error of each format in each of them, and plans."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 
 import torch
 
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.files import Format
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.model import device_of
 from ziggurat.models.dispatch_times import seconds_of_plans
 from ziggurat.models.probed import ModelProbe
+from ziggurat.models.scoring_plan import ScoringPlan, plan_scoring
 from ziggurat.numerics.probe import Direction, ProbeRecord
 from ziggurat.numerics.probe.record import newest_probe
+from ziggurat.parallel.device import Device
 from ziggurat.precision.dispatch import DispatchPlan, plan_dispatch
 from ziggurat.precision.kernels import ProductKernel, list_emulated_kernels
 from ziggurat.precision.product_errors import KernelError, measure_errors
@@ -28,6 +31,7 @@ from ziggurat.training.records.run_folder import RunFolder
 PRODUCT_ERRORS = Format(name="ziggurat.product_errors", what="errors of formats in the products of a run")
 MEASURED_BATCHES = 16
 TIMED_BATCHES = 4
+SCORED_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,43 @@ def dispatch_of_run(
         device=device_of(run.model),
         seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
         shapes=shapes_of_products(run.model),
+        folder=folder,
+    )
+
+
+def scoring_plan_of_run(
+    folder: str | Path, *, rows: int = SCORED_ROWS, measure: bool = False, models: Sequence[type[ModelConfig]] = ()
+) -> ScoringPlan:
+    """Choose formats for the weights of a finished run, by which its exports score on a CPU.
+
+    Args:
+        folder: of the run, with its rows: whole networks are timed on them.
+        rows: of a request.
+        measure: take statistics of products now, also where the run has kept some. Nothing is written.
+        models: as of `load_run`.
+
+    Raises:
+        ConfigError: no such number of rows, or see `plan_scoring`.
+        MissingFileError: the run kept no statistics, and they are not to be measured.
+    """
+    record = None if measure else newest_probe(RunFolder(Path(folder)).probe)
+    run = load_run(folder, models=models, device=Device.CPU)
+    batches = _batches_of(run)
+    most = batches[0].batch_size
+    if not 1 <= rows <= most:
+        raise ConfigError(
+            expected=f"1 to {most:,} rows of a request, which a batch of the run's training rows has",
+            found=f"{rows}",
+            where="dispatch for scoring, --rows",
+            ways_out=f"leave it out: {min(SCORED_ROWS, most)}",
+        )
+    if record is None and run.packed is None:
+        record = _measured(run, batches)
+    return plan_scoring(
+        run.model,
+        record or ProbeRecord(model=type(run.model).__name__),
+        batch=batches[0].rows(0, rows),
+        batch_size=run.config.training.loader.batch_size,
         folder=folder,
     )
 

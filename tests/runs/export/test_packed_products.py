@@ -9,15 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import ziggurat as zg
 from tests.serving.shop import Shop, events
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.models.packed import packable_modules
+from ziggurat.models.scoring_plan import ScoringPlan
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.linear import linear_reference
 from ziggurat.precision import packed
+from ziggurat.precision.choice import machine_facts
+from ziggurat.precision.dispatch import Choice
+from ziggurat.precision.products import shapes_of_products
 from ziggurat.runs.packed_run import save_packed
 from ziggurat.serving.answering.chain import Question
 from ziggurat.serving.answers import Effort
@@ -81,6 +87,47 @@ def test_a_run_that_finds_items_and_its_ranker_are_packed_together(shop: Shop, t
     assert rec.info().products == {"encoder": "int8", "ranker": "int8"}
     found = rec.chain.recommend([Question(row={"user_id": 3}, k=5)], effort=Effort.FULL, explain=False)
     assert len(found[0].items) == 5
+
+
+def test_an_export_by_a_dispatch_has_a_format_for_each_product(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = zg.load_run(shop.ranker)
+    first, second, *others = packable_modules(run.model)
+    kernels = {first: "mx9", second: "int8"} | dict.fromkeys(others, "fp32")
+    plan = ScoringPlan(
+        model=type(run.model).__name__,
+        machine=machine_facts(torch.device("cpu")),
+        rows=4,
+        choices={name: Choice(kernel=kernel, reason="given") for name, kernel in kernels.items()},
+        whole="given",
+        shapes=shapes_of_products(run.model),
+    )
+    file = plan.write(tmp_path / "plan.json")
+    out = tmp_path / "export"
+    words = ["--dispatch", str(file), "--parity-rows", "300", "--allow"]
+    assert main(["export", str(shop.ranker), "--out", str(out), *words]) == 0
+    said = capsys.readouterr()
+    assert "dense products in mx9+int8, packed in 2 modules (mx9 in 1, int8 in 1)" in said.out + said.err
+    rows = events(300, seed=9)
+    rec = zg.Recommender.load(out)
+    assert np.array_equal(rec.scores(rows), zg.load_run(shop.ranker, products=plan.formats).scores(rows))
+    assert rec.info().products == {"ranker": "mx9+int8"}
+    content = json.loads((out / "ranker" / "model.json").read_text())
+    assert content["version"] == 5
+    assert content["products"]["by_module"] == {second: "int8"}
+    with pytest.raises(ExportError, match="of version 4 or older"):
+        dataclasses.replace(MODEL, newest=4).read(out / "ranker" / "model.json")
+    # Beside a retrieving run, the part that the plan is of is packed, and the other is said to be FP32.
+    both = ["export", str(shop.two_tower), "--ranker", str(shop.ranker), "--out", str(tmp_path / "both"), *words]
+    assert main([*both, "--value", "like", "--candidates", "12"]) == 0
+    said = capsys.readouterr()
+    assert "encoder: dense products in FP32" in said.out + said.err
+    assert zg.Recommender.load(tmp_path / "both").info().products == {"encoder": "fp32", "ranker": "mx9+int8"}
+    with pytest.raises(ConfigError, match="leave --dispatch out"):
+        zg.ExportConfig(products="mx6", dispatch=str(file))
+    assert main(["export", str(shop.two_tower), "--out", str(tmp_path / "other"), *words]) == 2
+    assert "a dispatch of" in capsys.readouterr().err
 
 
 def test_unknown_formats_and_damaged_bits_are_refused(shop: Shop, export: Path, tmp_path: Path) -> None:

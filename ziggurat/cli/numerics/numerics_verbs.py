@@ -43,9 +43,13 @@ times in turns on matrices of a step's shapes, on this machine. Of the kernels w
 above 1.05 the fastest is taken, else FP32. Then the whole network is timed on batches of the run's rows, with FP32 and
 with BF16 between its products, and the faster plan is taken: whole bf16 with products in bf16 alone is what --precision
 bf16 computes. The file has the reasons, and holds for this model, machine and version.
+
+--for scoring chooses formats of packed weights instead, by which exports score on a CPU: int8, mx6 or mx9 for each
+product, or FP32. Times are those of requests of --rows rows.
 examples:
   ziggurat numerics dispatch runs/first --out dispatch.json
-  ziggurat numerics dispatch runs/first --measure --out dispatch.json"""
+  ziggurat numerics dispatch runs/first --measure --out dispatch.json
+  ziggurat numerics dispatch runs/first --for scoring --rows 64 --out scoring.json"""
 _SHOWN_KERNELS = "bf16,int8,fp8_tensorwise,fp8_rowwise,mx9,mx6,mx4"
 
 
@@ -72,6 +76,14 @@ def add_numerics_arguments(parser: argparse.ArgumentParser) -> None:
     )
     dispatch.add_argument("run", help="folder of a trained run")
     dispatch.add_argument("--measure", action="store_true", help="take statistics now, from the run's training rows")
+    dispatch.add_argument(
+        "--for",
+        dest="purpose",
+        choices=("training", "scoring"),
+        default="training",
+        help="kernels of training steps, or packed weights of exports (default: %(default)s)",
+    )
+    dispatch.add_argument("--rows", metavar="N", type=int, help="rows of a request, of --for scoring (default: 16)")
     add_model_argument(dispatch)
     add_output(dispatch, "--out", metavar="FILE", required=True, help="write the choices and their reasons there")
 
@@ -104,9 +116,19 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _dispatch(options: argparse.Namespace) -> int:
-    """Print and write the kernels of a run's products."""
+    """Print and write the kernels of a run's products, or the formats of its packed weights."""
+    from ziggurat.errors import ConfigError
     from ziggurat.runs.products import dispatch_of_run
 
+    if options.purpose == "scoring":
+        return _dispatch_for_scoring(options)
+    if options.rows is not None:
+        raise ConfigError(
+            expected="--rows beside --for scoring: training steps have the rows of the run's batches",
+            found=f"--rows {options.rows}",
+            where="command line",
+            ways_out=("leave --rows out", "choose for scoring: --for scoring"),
+        )
     plan = dispatch_of_run(options.run, measure=options.measure, models=own_models(options))
     rows = [
         [module, direction.value, choice.kernel, choice.reason]
@@ -117,6 +139,19 @@ def _dispatch(options: argparse.Namespace) -> int:
     for name, lacks in plan.missing.items():
         print_line(f"{name}: not here ({lacks})")
     print_line(f"whole: {plan.whole.precision} ({plan.whole.reason})")
+    print_line(str(plan.write(options.out)))
+    return 0
+
+
+def _dispatch_for_scoring(options: argparse.Namespace) -> int:
+    """Print and write the formats of a run's packed weights."""
+    from ziggurat.runs.products import SCORED_ROWS, scoring_plan_of_run
+
+    rows = SCORED_ROWS if options.rows is None else options.rows
+    plan = scoring_plan_of_run(options.run, rows=rows, measure=options.measure, models=own_models(options))
+    cells = [[module, choice.kernel, choice.reason] for module, choice in plan.choices.items()]
+    print_table(["module", "weights", "reason"], cells)
+    print_line(f"whole: {plan.whole}")
     print_line(str(plan.write(options.out)))
     return 0
 

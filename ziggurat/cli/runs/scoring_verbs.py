@@ -198,7 +198,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             if options.json:
                 named = {} if precision is None else {"precision": str(precision)}
                 if run.packed is not None:
-                    named["precision"] = f"packed {run.packed.format}"
+                    named["precision"] = f"packed {run.packed.format_name}"
                 EVALUATION.write(options.json, evaluation.to_json() | named)
             if options.report:
                 EVALUATION.write(RunFolder(run.folder).evaluation("evaluated"), evaluation.to_json())

@@ -83,6 +83,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         " `ziggurat quantise RUN --products FORMAT` says what it costs",
     )
     parser.add_argument(
+        "--dispatch",
+        metavar="FILE",
+        default="",
+        help="pack each product in the format of a file, or leave it in FP32:"
+        " `ziggurat numerics dispatch RUN --for scoring --out FILE` makes one",
+    )
+    parser.add_argument(
         "--value",
         metavar="FORMULA",
         default="",
@@ -150,6 +157,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
 
     config = ExportConfig(
         products=options.products,
+        dispatch=options.dispatch,
         value=options.value,
         value_likes=options.value_likes,
         items=tuple(options.items),

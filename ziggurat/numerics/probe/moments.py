@@ -77,9 +77,13 @@ class Moments:
         """Draw rows from N(μ, Σ)."""
         scale = max(self.count - 1, 1) ** -0.5
         if self.is_full:
-            # Σ of features that depend on one another is singular: its root by eigenvalues exists all the same.
-            values, vectors = torch.linalg.eigh(self.scatter)
-            root = vectors * values.clamp_min(0).sqrt()
+            # Σ of features that depend on one another is singular: its root by eigenvalues exists all the same. Of
+            # correlations, because the eigenvalues of a covariance know nothing of features whose variance is below
+            # FP32's resolution of the largest one.
+            deviations = self.scatter.diagonal().clamp_min(0).sqrt()
+            safe = torch.where(deviations > 0, deviations, 1.0)
+            values, vectors = torch.linalg.eigh(self.scatter / safe / safe[:, None])
+            root = vectors * values.clamp_min(0).sqrt() * deviations[:, None]
             return self.mean + scale * (torch.randn(num_rows, self.width, generator=generator) @ root.t())
         along = torch.randn(num_rows, len(self.directions), generator=generator) @ self.directions
         beside = torch.randn(num_rows, self.width, generator=generator) * self._rest().sqrt()

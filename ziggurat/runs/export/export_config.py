@@ -21,6 +21,8 @@ class ExportConfig:
         by_table: another format for some tables.
         products: the format that weights of dense products are packed in, for scoring on CPUs: mx6, mx9, int8; "": as
             the run has them, which is FP32 unless `ziggurat quantise` packed it.
+        dispatch: file of formats, one for each product (`ziggurat numerics dispatch --for scoring`), in place of
+            `products`.
         value: formula over the tasks that orders answers; "" and "auto" choose one on validation likes, where a run
             retrieves and something scores what it finds; "" without such likes is the inner product, and without a run
             that retrieves the one task.
@@ -46,6 +48,7 @@ class ExportConfig:
     tables: RowFormat = PLAIN
     by_table: dict[str, RowFormat] = field(default_factory=dict)
     products: str = ""
+    dispatch: str = ""
     value: str = ""
     value_likes: Count = 4_000
     items: tuple[str, ...] = ()
@@ -72,11 +75,18 @@ class ExportConfig:
 
         if self.products:
             packed_format(self.products, where="ExportConfig.products")
+        if self.products and self.dispatch:
+            raise ConfigError(
+                expected="one format for all products, or a dispatch that has one for each",
+                found=f"products {self.products} and dispatch {self.dispatch}",
+                where="ExportConfig.products and dispatch",
+                ways_out=("leave --products out", "leave --dispatch out"),
+            )
 
     @property
     def is_exact(self) -> bool:
         """True if tables and products are those of the runs, so that scores are."""
-        return not self.kept.has_few_bits and not self.products
+        return not self.kept.has_few_bits and not self.products and not self.dispatch
 
     @property
     def ways_to_more_bits(self) -> tuple[str, ...]:
@@ -86,6 +96,8 @@ class ExportConfig:
             ways.append("tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32")
         if self.products:
             ways.append("products in more bits: --products mx9, or none: leave --products out")
+        if self.dispatch:
+            ways.append("products in FP32: leave --dispatch out; or all of them in more bits: --products mx9")
         return tuple(ways)
 
     @property

@@ -13,7 +13,7 @@ name only if it scores as the run does. A failed export leaves an older one as i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from ziggurat.features.schema import Schema
 from ziggurat.files import write_bytes
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.packed import packed_format
+from ziggurat.models.scoring_plan import ScoringPlan
+from ziggurat.numerics import BlockFormat
 from ziggurat.parallel.device import Device
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
@@ -129,7 +131,7 @@ def export_run(
         seen = look_at_runs(run, ranker=ranker, models=models, progress=progress)
         check_asked(seen, value=config.value, keep=config.keep, items=config.items)
         runs = _load(run, ranker, models=models)
-        _refuse_packed_twice(runs, config)
+        products = _products_to_pack(runs, config, progress)
         config.kept.check_names(runs.tables)
         asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
         formula = asked.first()
@@ -139,7 +141,7 @@ def export_run(
         )
         data = {part: _data_of(each, runs, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
         facts: dict[str, object] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
-        facts |= _write_models(folder, runs, config, models, progress)
+        facts |= _write_models(folder, runs, config, products, models, progress)
         for part, each in data.items():
             progress.begin("histories", total=None)
             facts |= write_histories(each.join, folder / part, schema=each.schema)
@@ -226,19 +228,39 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[M
     return _Runs(main=main, encoder=main, ranker=second)
 
 
-def _refuse_packed_twice(runs: _Runs, config: ExportConfig) -> None:
-    """Refuse a format for products of a run that has packed ones already, in another."""
+_Products = dict[str, BlockFormat | Mapping[str, BlockFormat]]  # by part
+
+
+def _products_to_pack(runs: _Runs, config: ExportConfig, progress: Progress) -> _Products:
+    """Return the formats that products of the runs are packed in on the way.
+
+    Raises:
+        ConfigError: a run has packed products already, or the dispatch is of another model or machine.
+        MissingFileError: there is no such dispatch.
+    """
+    if not config.products and not config.dispatch:
+        return {}
+    wanted = config.products or f"the formats of {config.dispatch}"
     for run in runs.parts.values():
-        if config.products and run.packed is not None and run.packed.format.name != config.products:
+        if run.packed is not None and run.packed.format_name != config.products:
+            flag = "--products" if config.products else "--dispatch"
             raise ConfigError(
-                expected=f"a run with FP32 weights, to pack in {config.products}",
-                found=f"one whose products are in {run.packed.format} already",
-                where=f"{run.folder}, --products",
+                expected=f"a run with FP32 weights, to pack in {wanted}",
+                found=f"one whose products are in {run.packed.format_name} already",
+                where=f"{run.folder}, {flag}",
                 ways_out=(
-                    f"leave --products out: the export keeps {run.packed.format}",
+                    f"leave {flag} out: the export keeps {run.packed.format_name}",
                     "export the run that it was made of; products.json names it",
                 ),
             )
+    unpacked = {part: run for part, run in runs.parts.items() if run.packed is None}
+    if config.products:
+        return dict.fromkeys(unpacked, packed_format(config.products, where="ExportConfig.products"))
+    planned = ScoringPlan.model_of(config.dispatch)
+    meant = {part: run for part, run in unpacked.items() if type(run.model).__name__ == planned} or unpacked
+    for part in unpacked.keys() - meant.keys():
+        progress.say(f"{part}: dense products in FP32; {config.dispatch} is of {planned}")
+    return {part: ScoringPlan.read(config.dispatch, model=run.model).formats for part, run in meant.items()}
 
 
 def _data_of(
@@ -261,22 +283,29 @@ def _data_of(
 
 
 def _write_models(
-    folder: Path, runs: _Runs, config: ExportConfig, models: Sequence[type[ModelConfig]], progress: Progress
+    folder: Path,
+    runs: _Runs,
+    config: ExportConfig,
+    products: _Products,
+    models: Sequence[type[ModelConfig]],
+    progress: Progress,
 ) -> dict[str, object]:
     """Write the models of the runs; return which of their products are packed, by part."""
-    said: dict[str, object] = {}
+    said: dict[str, dict[str, object]] = {}
     for part, run in runs.parts.items():
         progress.begin(f"write {part}", total=None)
         written = run
-        if config.products and run.packed is None:
+        if part in products:
             # Packed in a copy: the export is compared with the run as it is.
-            format = packed_format(config.products, where="ExportConfig.products")
-            written = load_run(run.folder, step=run.step, models=models, device=Device.CPU, products=format)
+            formats = products[part]
+            written = load_run(run.folder, step=run.step, models=models, device=Device.CPU, products=formats)
         save_model(answering(packed_of(written)), folder / part, tables=config.kept)
         progress.end()
         if written.packed is not None:
             progress.say(f"{part}: {written.packed.line()}")
-            said[part] = {"format_of_weights": written.packed.format.name, "left": written.packed.left}
+            said[part] = {"format_of_weights": written.packed.format_name, "left": written.packed.left}
+            if by_module := written.packed.by_module:
+                said[part]["by_module"] = by_module
     return {"products": said} if said else {}
 
 

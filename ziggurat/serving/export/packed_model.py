@@ -15,7 +15,8 @@ are decoded to FP32 once, so that they answer as they did.
 
 Weights of dense products that are packed (`models/packed.py`) are written in the bits of their format and laid out for
 the kernel when they are loaded. Such a model.json has version 3, which an earlier Ziggurat refuses; all others stay as
-it reads them. One that lists deltas (`deltas.py`), which lie over the weights, has version 4.
+it reads them. One that lists deltas (`deltas.py`), which lie over the weights, has version 4; one whose modules are
+packed in unlike formats (`models/scoring_plan.py`) has version 5.
 
 Safetensors has neither code nor compression; it is opened only after its checksum was compared.
 """
@@ -47,7 +48,8 @@ from ziggurat.files import Format
 from ziggurat.files.tensors import open_tensors
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
-from ziggurat.models.packed import PackedProducts, empty_bits, packed_format, take_bits
+from ziggurat.models.packed import PackedProducts, empty_bits, formats_by_module, take_bits
+from ziggurat.numerics import BlockFormat
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plain import JSON
@@ -62,7 +64,7 @@ MODEL = Format(
     name="ziggurat.export_model",
     what="the model of an export",
     version=2,
-    newest=4,
+    newest=5,
     migrations={1: lambda data: data | {"by_table": {}, "version_1": data.get("tables") != "fp32"}},
     error=ExportError,
     ways_out=WAYS_OUT,
@@ -70,6 +72,7 @@ MODEL = Format(
 MODEL_FILE, WEIGHTS_FILE, PREPROCESSING = "model.json", "weights.safetensors", "preprocessing"
 _WITH_PACKED_PRODUCTS = 3
 _WITH_DELTAS = 4
+_WITH_UNLIKE_PRODUCTS = 5
 _TABLES = "embeddings.tables."
 _BITS = "products."
 _CHUNK_ROWS = 1 << 18
@@ -77,10 +80,21 @@ _CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class _Products:
-    """Dense products that are packed: the format of their weights, their modules, and those that stay FP32."""
+    """Dense products that are packed.
+
+    Args:
+        format_of_weights: of most of them.
+        modules: whose weights they are.
+        by_module: the format of those that have another one.
+    """
 
     format_of_weights: str
     modules: tuple[str, ...]
+    by_module: dict[str, str] = field(default_factory=dict)
+
+    def formats(self, *, where: str) -> dict[str, BlockFormat]:
+        """Return the format of each module."""
+        return formats_by_module(self.format_of_weights, self.modules, self.by_module, where=where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +140,8 @@ class PackedModel:
 
     @property
     def products_format(self) -> str:
-        """The format of the weights of its dense products: fp32, mx6, …"""
-        return "fp32" if self.products is None else self.products.format.name
+        """The format of the weights of its dense products: fp32, mx6, int8+mx9, …"""
+        return "fp32" if self.products is None else self.products.format_name
 
 
 def save_weights(packed: PackedModel, folder: Path, *, weights: Mapping[str, Tensor]) -> None:
@@ -198,8 +212,12 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> No
         MODEL.write(folder / MODEL_FILE, content)
     else:
         bits = packed.products.bits
-        content["products"] = {"format_of_weights": packed.products.format.name, "modules": list(bits)}
-        MODEL.write(folder / MODEL_FILE, content, version=_WITH_PACKED_PRODUCTS)
+        by_module = packed.products.by_module
+        content["products"] = {"format_of_weights": packed.products.most_common.name, "modules": list(bits)} | (
+            {"by_module": by_module} if by_module else {}
+        )
+        version = _WITH_UNLIKE_PRODUCTS if by_module else _WITH_PACKED_PRODUCTS
+        MODEL.write(folder / MODEL_FILE, content, version=version)
     save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
     tensors: dict[str, Tensor] = {f"{_BITS}{name}": rows for name, rows in bits.items()}
     known: set[int] = set()
@@ -265,8 +283,7 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[object]
     preprocessing = lay_over(model, preprocessing, [export.file(f"{part}/{name}") for name in settings.deltas])
     products = None
     if settings.products is not None:
-        format = packed_format(settings.products.format_of_weights, where=str(file))
-        products = take_bits(model, format, bits)
+        products = take_bits(model, settings.products.formats(where=str(file)), bits)
     model.eval()
     model.requires_grad_(False)
     return PackedModel(
@@ -336,9 +353,8 @@ def _taken_bits(dense: dict[str, Tensor], model: Model, *, settings: _Settings, 
     """Take the bits of packed weights out of the tensors of a file, by the names of their modules."""
     if settings.products is None:
         return {}
-    format = packed_format(settings.products.format_of_weights, where=str(where))
     found: dict[str, Tensor] = {}
-    for name, room in empty_bits(model, format, settings.products.modules).items():
+    for name, room in empty_bits(model, settings.products.formats(where=str(where))).items():
         bits = dense.pop(f"{_BITS}{name}", None)
         if bits is None or bits.shape != room.shape or bits.dtype is not room.dtype:
             shown = "none" if bits is None else f"{bits.dtype} of shape {tuple(bits.shape)}"
