@@ -96,6 +96,20 @@ def test_no_block_falls_below_the_bound_of_the_paper() -> None:
     check_bound(20_000)
 
 
+def test_the_bound_ends_where_scales_end() -> None:
+    generator = torch.Generator().manual_seed(3)
+    # With magnitudes from one up to two, so that the binade of each block is known.
+    x = 1 + torch.rand(1_000, 16, generator=generator)
+    for name in ("mx9", "mx6", "mx4"):
+        format = BlockFormat.named(name)
+        bound = lower_bound(format, 16)
+        for exponent, is_bounded in ((-126, True), (-127, True), (-140, False)):
+            # In FP64, because the product of a subnormal power of two is rounded in FP32.
+            rows = (x.double() * 2.0**exponent).float()
+            found = decibels(float(noise_ratios(rows, quantise(rows, format, 1)).max()))
+            assert (found >= bound) is is_bounded, (name, exponent)
+
+
 @pytest.mark.slow
 def test_none_of_a_million_blocks_falls_below_the_bound() -> None:
     check_bound(1_000_000)

@@ -119,6 +119,11 @@ class PackedLinear:
             is_wide=self.is_wide,
         )
 
+    @functools.cached_property
+    def c_pointer(self) -> object:
+        """The pointer to that struct, which every product of the map is given."""
+        return byref(self.c_linear)
+
 
 def pack_linear(
     weight: Float[Tensor, "O I"],
@@ -238,10 +243,11 @@ def linear(x: Float[Tensor, "*B I"], map: PackedLinear, *, library: CppLibrary |
     Raises:
         ConfigError: x has another number of inputs.
     """
-    if x.shape[-1] != map.inputs:
+    shape = x.shape
+    if shape[-1] != map.inputs:
         raise ConfigError(
             expected=f"{map.inputs} inputs, as the weight has",
-            found=f"{x.shape[-1]}, of a tensor {tuple(x.shape)}",
+            found=f"{shape[-1]}, of a tensor {tuple(shape)}",
             where="a product in few bits",
             ways_out="pack the weight of the layer that takes this input: pack_linear(layer.weight, format)",
         )
@@ -251,9 +257,10 @@ def linear(x: Float[Tensor, "*B I"], map: PackedLinear, *, library: CppLibrary |
     # Asked first: of a small layer, conversions that change nothing would take a fifth of its time.
     if x.dtype is not torch.float32 or not x.is_contiguous():
         x = x.detach().to(torch.float32).contiguous()
-    out = torch.empty((*x.shape[:-1], map.outputs))
-    batch = x.numel() // map.inputs
-    built.ziggurat_linear(byref(map.c_linear), x.data_ptr(), batch, out.data_ptr(), torch.get_num_threads())
+    # By its two sizes, which most inputs have: unpacking a shape takes longer than the smallest products.
+    out = torch.empty(shape[0], map.outputs) if len(shape) == 2 else torch.empty((*shape[:-1], map.outputs))
+    batch = shape[0] if len(shape) == 2 else x.numel() // map.inputs
+    built.ziggurat_linear(map.c_pointer, x.data_ptr(), batch, out.data_ptr(), torch.get_num_threads())
     return out
 
 
