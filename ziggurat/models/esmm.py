@@ -29,6 +29,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
@@ -55,6 +56,10 @@ class ESMMConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        *layers("deep", width=(64, 1024), depth=(1, 4)),
+    )
 
     kind: Literal["esmm"] = "esmm"
     embedding_dim: Dim = 16

@@ -36,6 +36,7 @@ from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.blocks.output_biases import biases_of
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
+from ziggurat.models.contract.search_space import Dimension, Integers, layers
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
@@ -68,6 +69,14 @@ class PLEConfig:
     """
 
     reads: ClassVar[Reads] = Reads.SAMPLES
+    search: ClassVar[tuple[Dimension, ...]] = (
+        Integers("embedding_dim", 8, 32, step=2),
+        Integers("num_levels", 1, 3),
+        Integers("num_shared_experts", 1, 4),
+        Integers("num_own_experts", 1, 4),
+        *layers("expert", width=(32, 512), depth=(1, 2)),
+        *layers("head", width=(16, 256), depth=(1, 2)),
+    )
 
     kind: Literal["ple"] = "ple"
     embedding_dim: Dim = 16
