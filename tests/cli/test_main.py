@@ -89,7 +89,7 @@ FROZEN = {
     },
     "numerics formats": {"--vectors", "--json", "--plot"},
     "numerics probe": {"--measure", "--kernels", "--model", "--json"},
-    "numerics dispatch": {"--measure", "--model", "--out"},
+    "numerics dispatch": {"--for", "--rows", "--measure", "--model", "--out"},
     "importance": {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),
@@ -97,6 +97,7 @@ FROZEN = {
     "export": {
         *(
             "--out",
+            "--dispatch",
             "--ranker",
             "--tables",
             "--by-table",

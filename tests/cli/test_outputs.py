@@ -22,6 +22,7 @@ CONTINUED = {
     ("ziggurat stream", "--out"),
     ("ziggurat teacher", "--out"),
     ("ziggurat compare", "--out"),
+    ("ziggurat tune", "--out"),
     ("ziggurat scale", "--out"),
     ("ziggurat cluster probe", "--out"),
     ("ziggurat images progressive", "--out"),
