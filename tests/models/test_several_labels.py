@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.test_zoo import array, build, mlp, parts
 from ziggurat.errors import ConfigError
-from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
-from ziggurat.models import ESMMConfig, MLPConfig, MMoEConfig, ModelConfig, PLEConfig, RankingModel, build_model
+from ziggurat.models import ESMMConfig, MLPConfig, MMoEConfig, ModelConfig, PLEConfig, build_model
 from ziggurat.models.blocks.funnel import conditional_logits, funnel_logits
 from ziggurat.models.contract.losses import loss_of
 from ziggurat.testing.batches import random_batch, small_inputs
@@ -24,33 +24,6 @@ HEAD = MLPConfig(hidden_dims=(5,))
 NONE = MLPConfig(hidden_dims=())
 TWO = small_inputs(num_dense=2, num_single=2, num_jagged=1, num_labels=2)
 THREE = small_inputs(num_dense=2, num_single=2, num_jagged=1, num_labels=3)
-
-
-def build(config: ModelConfig, inputs: InputSpec) -> RankingModel:
-    """FP64, with random numbers in every weight."""
-    model = build_model(config, inputs, seed=3).double()
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.5)
-    return model.eval()
-
-
-def parts(model: RankingModel) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    dense = torch.randn(3, len(model.inputs.dense), generator=generator, dtype=torch.float64)
-    fields = torch.randn(3, sum(model.field_dims), generator=generator, dtype=torch.float64)
-    return dense, fields
-
-
-def array(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
-
-
-def mlp(x: np.ndarray, network) -> np.ndarray:
-    for layer in network.layers:
-        x = np.maximum(array(layer.weight) @ x + array(layer.bias), 0)
-    return x if network.output is None else array(network.output.weight) @ x + array(network.output.bias)
 
 
 def mixture(x: np.ndarray, gate, experts: list[np.ndarray]) -> np.ndarray:
@@ -71,7 +44,7 @@ def test_mmoe(num_experts: int, gate: MLPConfig) -> None:
         for label in range(2):
             mixed = mixture(x, model.gates[label], experts) if num_experts > 1 else experts[0]
             # Weights of a mixture are FP32.
-            assert found[sample, label].item() == pytest.approx(mlp(mixed, model.heads[label])[0], rel=1e-5)
+            assert found[sample, label].item() == pytest.approx(mlp(mixed, model.heads.networks[label])[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("num_levels", [1, 2, 3])
@@ -83,7 +56,8 @@ def test_ple(num_levels: int) -> None:
     dense, fields = parts(model)
     found = model.interact(dense, fields, {})
     for sample, x in enumerate(array(model.flat(dense, fields, {}))):
-        own, shared = [x] * 3, x
+        own = [x] * 3
+        shared = x
         for level in model.levels:
             of_labels = [[mlp(own[label], network) for network in level.own[label].networks] for label in range(3)]
             of_all = [mlp(shared, network) for network in level.shared.networks]
@@ -91,7 +65,8 @@ def test_ple(num_levels: int) -> None:
             if level.shared_gate is not None:
                 shared = mixture(shared, level.shared_gate, [*of_labels[0], *of_labels[1], *of_labels[2], *of_all])
         for label in range(3):
-            assert found[sample, label].item() == pytest.approx(mlp(own[label], model.heads[label])[0], rel=1e-5)
+            expected = mlp(own[label], model.heads.networks[label])[0]
+            assert found[sample, label].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,16 @@ Cost: L networks, 2·d·h FLOPs a sample for each first layer (d = width of x).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel, conditional_logits, funnel_logits
+from ziggurat.models.blocks.funnel import check_funnel
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -105,18 +104,14 @@ class ESMM(RankingModel):
             bottom=config.bottom,
         )
         self.heads = Heads(
-            self.flat.output_dim, config=config.deep, num_labels=len(inputs.labels), sharing=HeadSharing.SEPARATE
+            self.flat.output_dim,
+            config=config.deep,
+            num_labels=len(inputs.labels),
+            sharing=HeadSharing.SEPARATE,
+            is_funnel=True,
         )
         initialise([self.flat, self.heads], config.init)
 
-    def starting_biases(self, logits: Sequence[float]) -> Sequence[float]:
-        """See `Model.starting_biases`."""
-        return conditional_logits(logits)
-
-    def closing_maps(self) -> Sequence[nn.Linear]:
-        """None: the logits of labels are those of products."""
-        return ()
-
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Compute each step given the one before, then among all."""
-        return funnel_logits(self.heads(self.flat(dense_BN, fields_BX, vectors)))
+        return self.heads(self.flat(dense_BN, fields_BX, vectors))

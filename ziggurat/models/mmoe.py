@@ -15,22 +15,19 @@ Cost: E·2·d·h FLOPs a sample for the first layers of experts (d = width of x)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.experts import Experts, Gate, check_experts
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel, conditional_logits, funnel_logits
-from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
-from ziggurat.models.blocks.output_biases import biases_of
+from ziggurat.models.blocks.funnel import check_funnel
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Dimension, Integers, layers
@@ -129,32 +126,19 @@ class MMoE(RankingModel):
         self.gates = nn.ModuleList(
             Gate(width, config=config.gate, num_experts=config.num_experts) for _ in range(num_gates)
         )
-        self.heads = nn.ModuleList(
-            MLP(self.experts.output_dim, config=config.head, output_dim=1) for _ in inputs.labels
+        self.heads = Heads(
+            self.experts.output_dim,
+            config=config.head,
+            num_labels=len(inputs.labels),
+            sharing=HeadSharing.SEPARATE,
+            is_funnel=config.funnel,
         )
         initialise([self.flat, self.experts, self.gates, self.heads], config.init)
-
-    def output_biases(self) -> Sequence[Tensor]:
-        """See `Model.output_biases`."""
-        return biases_of(head.output for head in self.heads if isinstance(head, MLP))
-
-    def starting_biases(self, logits: Sequence[float]) -> Sequence[float]:
-        """See `Model.starting_biases`."""
-        return conditional_logits(logits) if self.config.funnel else logits
-
-    def closing_maps(self) -> Sequence[nn.Linear]:
-        """See `Model.closing_maps`; none of a funnel, whose logits are of products."""
-        if self.config.funnel:
-            return ()
-        return linear_maps(head.output for head in self.heads if isinstance(head, MLP))
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Mix the experts for each label."""
         inputs_BI = self.flat(dense_BN, fields_BX, vectors)
         experts_BEH = self.experts(inputs_BI)
-        if self.config.num_experts == 1:
-            mixed = [experts_BEH[:, 0]] * len(self.heads)
-        else:
-            mixed = [gate(inputs_BI, experts_BEH) for gate in self.gates]
-        logits_BL = torch.cat([head(mixed_BH) for head, mixed_BH in zip(self.heads, mixed, strict=True)], dim=1)
-        return funnel_logits(logits_BL) if self.config.funnel else logits_BL
+        if not self.gates:
+            return self.heads(experts_BEH[:, 0])
+        return self.heads([gate(inputs_BI, experts_BEH) for gate in self.gates])

@@ -17,7 +17,6 @@ Cost: at each level (L·own + shared) experts, and gates of 2·in·(own + shared
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,13 +26,12 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.experts import Experts, Gate, check_experts
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel, conditional_logits, funnel_logits
-from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
-from ziggurat.models.blocks.output_biases import biases_of
+from ziggurat.models.blocks.funnel import check_funnel
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Dimension, Integers, layers
@@ -183,28 +181,19 @@ class PLE(RankingModel):
             level = ExtractionLevel(width, num_labels=len(inputs.labels), config=config, is_last=is_last)
             self.levels.append(level)
             width = level.output_dim
-        self.heads = nn.ModuleList(MLP(width, config=config.head, output_dim=1) for _ in inputs.labels)
+        self.heads = Heads(
+            width,
+            config=config.head,
+            num_labels=len(inputs.labels),
+            sharing=HeadSharing.SEPARATE,
+            is_funnel=config.funnel,
+        )
         initialise([self.flat, self.levels, self.heads], config.init)
-
-    def output_biases(self) -> Sequence[Tensor]:
-        """See `Model.output_biases`."""
-        return biases_of(head.output for head in self.heads if isinstance(head, MLP))
-
-    def starting_biases(self, logits: Sequence[float]) -> Sequence[float]:
-        """See `Model.starting_biases`."""
-        return conditional_logits(logits) if self.config.funnel else logits
-
-    def closing_maps(self) -> Sequence[nn.Linear]:
-        """See `Model.closing_maps`; none of a funnel, whose logits are of products."""
-        if self.config.funnel:
-            return ()
-        return linear_maps(head.output for head in self.heads if isinstance(head, MLP))
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Extract level by level, then say each label."""
         shared_BI = self.flat(dense_BN, fields_BX, vectors)
-        own = [shared_BI] * len(self.heads)
+        own = [shared_BI] * len(self.inputs.labels)
         for level in self.levels:
             own, shared_BI = level(own, shared_BI)
-        logits_BL = torch.cat([head(inputs_BI) for head, inputs_BI in zip(self.heads, own, strict=True)], dim=1)
-        return funnel_logits(logits_BL) if self.config.funnel else logits_BL
+        return self.heads(own)

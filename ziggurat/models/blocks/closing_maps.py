@@ -18,9 +18,9 @@ from ziggurat.models.blocks.mlp import MLP
 
 
 def closing_maps_of(model: nn.Module) -> list[nn.Linear]:
-    """Return those of the heads of a model; none where it has several, or none."""
+    """Return those of the heads of a model; none where it has several or none, or logits are of products (a funnel)."""
     heads = [module for module in model.modules() if isinstance(module, Heads)]
-    if len(heads) != 1:
+    if len(heads) != 1 or heads[0].is_funnel:
         return []
     outputs = [network.output for network in heads[0].networks if isinstance(network, MLP)]
     return linear_maps(outputs)

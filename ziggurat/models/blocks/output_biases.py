@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.extra_columns import FirstOrder
+from ziggurat.models.blocks.funnel import conditional_logits
 from ziggurat.models.blocks.heads import Heads
 from ziggurat.models.blocks.mlp import MLP
 
@@ -27,3 +28,9 @@ def output_biases_of(model: nn.Module, *, num_labels: int) -> list[Tensor]:
         return []
     found = biases_of(network.output for network in heads[0].networks if isinstance(network, MLP))
     return found if len(found) == num_labels else []
+
+
+def starting_biases_of(model: nn.Module, logits: Sequence[float]) -> Sequence[float]:
+    """Return what the biases of a model's heads become for logits of the labels: conditional ones of a funnel."""
+    is_funnel = any(module.is_funnel for module in model.modules() if isinstance(module, Heads))
+    return conditional_logits(logits) if is_funnel else logits

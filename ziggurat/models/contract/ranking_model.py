@@ -22,7 +22,7 @@ from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.closing_maps import closing_maps_of
-from ziggurat.models.blocks.output_biases import output_biases_of
+from ziggurat.models.blocks.output_biases import output_biases_of, starting_biases_of
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.towers.layer import TowerLayer
 
@@ -61,6 +61,10 @@ class RankingModel(Model):
     def output_biases(self) -> Sequence[Tensor]:
         """Those of the first-order term, else of the heads; a model whose output is another one says where they are."""
         return output_biases_of(self, num_labels=len(self.inputs.labels))
+
+    def starting_biases(self, logits: Sequence[float]) -> Sequence[float]:
+        """See `Model.starting_biases`."""
+        return starting_biases_of(self, logits)
 
     def closing_maps(self) -> Sequence[nn.Linear]:
         """Those of the only heads; a model whose output is another one names its maps."""
