@@ -435,7 +435,8 @@ def begun(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_two_processes_share_tries_and_one_is_killed(tmp_path: Path) -> None:
-    first, second = worker(tmp_path, budget=6), worker(tmp_path, budget=6)
+    first = worker(tmp_path, budget=6)
+    second = worker(tmp_path, budget=6)
     while begun(tmp_path) < 3 and first.poll() is None:
         time.sleep(0.01)
     os.kill(first.pid, signal.SIGKILL)

@@ -83,7 +83,8 @@ def test_a_study_that_was_stopped_asks_for_what_one_in_one_piece_does(tmp_path: 
 
 
 def test_two_workers_share_a_budget_and_no_try(tmp_path: Path) -> None:
-    first, second = tries(tmp_path), tries(tmp_path)
+    first = tries(tmp_path)
+    second = tries(tmp_path)
     taken = [take(worker, budget=3) for worker in (first, second, first)]
     assert [work.number for work in taken if work] == [0, 1, 2]
     assert take(first, budget=3) is None  # all three are being trained by somebody

@@ -83,16 +83,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="though another comparison has read test data with recipes of that study; it is said",
     )
-    parser.add_argument(
-        "--protocol",
-        choices=("bars", "bars-averaged", "scale", "recipe"),
-        help="default: bars for built-in sets, else as the recipe says",
-    )
-    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
-    parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
-    parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
-    parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
+    add_protocol(parser)
     parser.add_argument("--out", metavar="FOLDER", default="runs/compare", help="default: %(default)s")
     add_output(parser, "--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
     parser.add_argument(
@@ -103,6 +94,20 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_short_forms(parser, leave_out=("threads", "seed"))
     add_verbose(parser)
+
+
+def add_protocol(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that say how all models are trained, and on which rows: of `compare` and of `tune`."""
+    parser.add_argument(
+        "--protocol",
+        choices=("bars", "bars-averaged", "scale", "recipe"),
+        help="default: bars for built-in sets, else as the recipe says",
+    )
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
+    parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
+    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
+    parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
+    parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ziggurat.cli.compare_verbs import DEFAULT_MODELS, data_named, names_in, refuse_groups
+from ziggurat.cli.compare_verbs import DEFAULT_MODELS, add_protocol, data_named, names_in, refuse_groups
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.parser import add_verbose
 from ziggurat.cli.settings import add_short_forms, settings_from
@@ -51,16 +51,7 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", metavar="URL", default="", help="of a database for the tries (default: a journal in the folder)"
     )
-    parser.add_argument(
-        "--protocol",
-        choices=("bars", "bars-averaged", "scale", "recipe"),
-        help="default: bars for built-in sets, else as the recipe says",
-    )
-    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
-    parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
-    parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
-    parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
+    add_protocol(parser)
     parser.add_argument("--out", metavar="FOLDER", default="runs/tuned", help="default: %(default)s")
     add_short_forms(parser, leave_out=("threads", "seed"))
     add_verbose(parser)

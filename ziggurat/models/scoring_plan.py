@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from ziggurat.models.packed import packable_modules, packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.linear import linear, pack_linear
 from ziggurat.numerics.probe import Direction, ProbeRecord, ProductStatistics
-from ziggurat.ops.machine.turns import median_ratio, seconds_in_turns, time_on
+from ziggurat.ops.machine.turns import median_ratio, repeats_in_turn, seconds_in_turns, seconds_of
 from ziggurat.precision.arithmetic import NATIVE
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import MAX_ERROR, MIN_SPEEDUP, Choice, KernelMeasured, choose, refuse_unlike
@@ -271,16 +270,11 @@ def _measured(
     x = torch.randn(max(1, round(share * num_rows)), weight.shape[1])
     work = [functools.partial(F.linear, x, weight, bias)]
     work += [functools.partial(linear, x, maps[name, format.name].map) for format in formats]
-    begin = time_on(x.device)
-    F.linear(x, weight, bias)
-    repeats = max(1, math.ceil(_TURN_S / max(time_on(x.device) - begin, 1e-6)))
+    repeats = repeats_in_turn(seconds_of(work[0], repeats=1, device=x.device), least_s=_TURN_S)
 
     def seconds(product: functools.partial[Tensor], turn: int) -> float:
         del turn
-        begin_s = time_on(x.device)
-        for _ in range(repeats):
-            product()
-        return time_on(x.device) - begin_s
+        return seconds_of(product, repeats=repeats, device=x.device)
 
     fp32, *others = seconds_in_turns(
         [functools.partial(seconds, each) for each in work], turns=_TURNS, budget_s=_PRODUCT_BUDGET_S
@@ -340,26 +334,22 @@ def _seconds_of_plans(
     was_training = model.training
     model.eval()
     model(batch)  # warms up
-    begin = time.perf_counter()
-    model(batch)
-    repeats = max(1, math.ceil(_TURN_S / max(time.perf_counter() - begin, 1e-6)))
+    device = torch.device("cpu")
+    score = functools.partial(model, batch)
+    repeats = repeats_in_turn(seconds_of(score, repeats=1, device=device), least_s=_TURN_S)
 
     def seconds(plan: Mapping[str, str], turn: int) -> float:
         del turn
         with exchanged(modules, lambda name: maps.get((name, plan.get(name, _FP32)), NATIVE)):
-            model(batch)  # whose arithmetic was exchanged just now
-            begin_s = time_on(torch.device("cpu"))
-            for _ in range(repeats):
-                model(batch)
-            return time_on(torch.device("cpu")) - begin_s
+            score()  # whose arithmetic was exchanged just now
+            return seconds_of(score, repeats=repeats, device=device)
 
     try:
-        found = seconds_in_turns(
+        return seconds_in_turns(
             [functools.partial(seconds, each) for each in plans], turns=_TURNS, budget_s=_WHOLE_BUDGET_S
         )
     finally:
         model.train(was_training)
-    return [[each / repeats for each in turns] for turns in found]
 
 
 def _fastest(titles: Sequence[str], seconds: Sequence[Sequence[float]], *, rows: int) -> tuple[str, str]:

@@ -39,7 +39,7 @@ from ziggurat.models.costs.model_cost import num_parameters
 from ziggurat.models.packed import native_products, pack_products, packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.ops.machine.memory import size_text
-from ziggurat.ops.machine.turns import median_ratio, seconds_in_turns
+from ziggurat.ops.machine.turns import median_ratio, repeats_in_turn, seconds_in_turns
 from ziggurat.parallel.device import Device
 from ziggurat.precision import BlockArithmetic, InBlocks, Precision
 from ziggurat.runs.execute import prepare_run
@@ -378,7 +378,7 @@ def scoring_times(model: Model, batch: Batch, *, sizes: Sequence[int] = BATCH_SI
             continue
         rows = batch.rows(0, size)
         seconds = _seconds(model, rows, repeats=2)  # the first of these also warms up
-        repeats = max(1, math.ceil(_TURN_S / max(seconds, 1e-6)))
+        repeats = repeats_in_turn(seconds, least_s=_TURN_S)
         work = [functools.partial(one, model, rows, repeats) for one in (_native_seconds, _packed_seconds)]
         # In turns, so that a machine that gets slower meanwhile slows both.
         fp32, packed = seconds_in_turns(work, turns=_TURNS)

@@ -492,7 +492,8 @@ class _Place:
         config = self.config
         if self.tuned is not None:
             recipe = self.tuned.recipes[entry.model]
-            model, training = recipe.model, recipe.training
+            model = recipe.model
+            training = recipe.training
         else:
             model, training = settings_by_protocol(
                 settings,

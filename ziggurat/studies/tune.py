@@ -39,7 +39,7 @@ from ziggurat.embeddings.room import TableUse
 from ziggurat.errors import ConfigError, NoRoomError, NumericsError, SchemaError
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import ModelConfig, build_model
-from ziggurat.models.contract.search_space import Value
+from ziggurat.models.contract.search_space import Integers, Value
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.execute import prepare_run
@@ -52,7 +52,7 @@ from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
 from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
-from ziggurat.training.config import AUTO_METRIC
+from ziggurat.training.config import AUTO_METRIC, TrainingConfig
 from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.metrics.metric import higher_is_better
 from ziggurat.training.records.run_folder import CONFIG
@@ -161,7 +161,7 @@ class TuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedModel:
-    """What a study has found for one model.
+    """The result of a study for one model.
 
     Args:
         name: of the model.
@@ -188,13 +188,13 @@ class TunedModel:
         return sum((each.spent for each in self.tries), Spent())
 
     def count(self, ended: Ended) -> int:
-        """How many tries ended so."""
+        """Return how many tries ended so."""
         return sum(each.ended is ended for each in self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What a study has found.
+    """The result of a study.
 
     Args:
         config: what was asked for.
@@ -301,7 +301,8 @@ class _Study:
         self.higher = higher_is_better(config.decides)
         self.inside_s = 0.0
         self.reported = -math.inf
-        self.costs: dict[str, RunCost] = {}
+        # By the number of the try: counting builds a model, and the best try stays for many reports.
+        self.costs: dict[tuple[str, int], RunCost] = {}
         with asking(folder):
             self._open()
         self.tries = {
@@ -376,7 +377,6 @@ class _Study:
         watch = Watch(
             work,
             metric=config.decides,
-            higher=self.higher,
             valid_rows=0 if self.data.valid is None else self.data.valid.num_rows,
             several=config.try_seeds > 1,
             is_over_seeds=config.pruner is Pruner.WILCOXON,
@@ -390,7 +390,6 @@ class _Study:
                 request = self._request(name, work, model=model, training=training, seed=seed, hooks=(watch,))
                 folders.append(request.folder)
                 record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
-                self.costs[name] = record.cost
                 values.append(record.valid[config.decides])
                 watch.end_of_seed(statistics.fmean(values), value=values[-1], is_last=len(values) == config.try_seeds)
         except PrunedError as pruned:
@@ -414,7 +413,7 @@ class _Study:
         return said
 
     def _request(
-        self, name: str, work: Work, *, model: ModelConfig, training: Any, seed: int, hooks: tuple[Hook, ...]
+        self, name: str, work: Work, *, model: ModelConfig, training: TrainingConfig, seed: int, hooks: tuple[Hook, ...]
     ) -> RunRequest:
         loader = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=self.config.threads, loader=loader)
@@ -481,12 +480,10 @@ class _Study:
         STUDY_FORMAT.write(path, {**now, "models": models})
 
     def _models(self, *, with_importances: bool) -> tuple[TunedModel, ...]:
-        sign = 1.0 if self.higher else -1.0
         found = []
         for name, tries in self.tries.items():
             made = tries.all()
-            complete = [each for each in made if each.ended is Ended.COMPLETE and each.value is not None]
-            best = max(complete, key=lambda each: sign * (each.value or 0.0), default=None)
+            best = tries.best(made)
             found.append(
                 TunedModel(
                     name=name,
@@ -501,8 +498,11 @@ class _Study:
     def _cost(self, name: str, best: Try | None) -> RunCost | None:
         if best is None:
             return None
-        model, _ = self.spaces[name].apply(best.values)
-        return RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
+        key = (name, best.number)
+        if key not in self.costs:
+            model, _ = self.spaces[name].apply(best.values)
+            self.costs[key] = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
+        return self.costs[key]
 
     def _write(self, *, is_last: bool) -> Tuning:
         """Write recipes and the report, of what all workers have found so far."""
@@ -576,9 +576,7 @@ class _Study:
 
     def _say(self, name: str, work: Work, said: str) -> None:
         tries = self.tries[name].all()
-        complete = [each for each in tries if each.value is not None]
-        sign = 1.0 if self.higher else -1.0
-        best = max(complete, key=lambda each: sign * (each.value or 0.0), default=None)
+        best = self.tries[name].best(tries)
         of = f"/{self.config.budget}" if self.config.budget else ""
         shown = f"; best {best.value:.5f}, try {best.number}" if best is not None and best.value is not None else ""
         self.progress.say(f"{name}, try {work.number} ({len(tries)}{of}): {said}{shown}")
@@ -621,7 +619,6 @@ class Watch(Hook):
     Args:
         work: the try.
         metric: that decides.
-        higher: whether it rises where it improves.
         valid_rows: of an evaluation.
         several: whether the try has several seeds.
         is_over_seeds: whether the pruner compares seeds, and not evaluations.
@@ -633,7 +630,6 @@ class Watch(Hook):
         work: Work,
         *,
         metric: str,
-        higher: bool,
         valid_rows: int,
         several: bool,
         is_over_seeds: bool,
@@ -642,7 +638,6 @@ class Watch(Hook):
         self.seed = 0
         self._work = work
         self._metric = metric
-        self._sign = 1.0 if higher else -1.0
         self._valid_rows = valid_rows
         self._several = several
         self._is_over_seeds = is_over_seeds
@@ -767,7 +762,7 @@ def _given(config: TuneConfig) -> dict[str, ModelSettings]:
         raise
 
 
-def _limited(training: Any, *, config: TuneConfig) -> Any:
+def _limited(training: TrainingConfig, *, config: TuneConfig) -> TrainingConfig:
     """Return training settings with the limit of epochs of the study."""
     if not config.max_epochs:
         return training
@@ -780,29 +775,32 @@ def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, 
     Raises:
         ConfigError: it does not fit; says which of its settings fits.
     """
-    error = _no_room(space, space.largest(), base=base, data=data)
+    largest = space.largest()
+    error = _no_room(space, largest, base=base, data=data)
     if error is None:
         return
-    largest = space.largest()
     ways = []
     for dimension in space.dimensions:
-        low, high = getattr(dimension, "low", None), getattr(dimension, "high", None)
-        if dimension.name not in largest or not isinstance(high, int) or not isinstance(low, int) or low == high:
-            continue
-        # Halve its upper end until the rest of the space has room.
-        while high > low:
-            high = max(low, high // 2)
-            step = getattr(dimension, "step", 1)
-            high = low + (high - low) // step * step
-            if _no_room(space, {**largest, dimension.name: high}, base=base, data=data) is None:
-                ways.append(f"--space {dimension.name}={low}..{high}")
-                break
+        if isinstance(dimension, Integers) and dimension.name in largest:
+            high = _high_with_room(space, dimension, base=base, data=data)
+            ways += [] if high is None else [f"--space {dimension.name}={dimension.low}..{high}"]
     raise NoRoomError(
         expected=f"a search space of {name} whose largest model fits the memory",
         found=f"{error.found}, at {', '.join(f'{key} {value}' for key, value in largest.items())}; {error.expected}",
         where=f"search space of {name}, before anything is trained",
         ways_out=(*ways, f"leave {name} out of --models", *([] if ways else error.ways_out)),
     )
+
+
+def _high_with_room(space: TuningSpace, dimension: Integers, *, base: RunConfig, data: PreparedData) -> int | None:
+    """Return an upper end of a dimension at which the rest of the space has room; None where it is not the reason."""
+    high = dimension.high
+    while high > dimension.low:
+        half = max(dimension.low, high // 2)
+        high = dimension.low + (half - dimension.low) // dimension.step * dimension.step
+        if _no_room(space, {**space.largest(), dimension.name: high}, base=base, data=data) is None:
+            return high
+    return None
 
 
 def _no_room(

@@ -1,4 +1,4 @@
-"""What `ziggurat tune` shows: the best of each model, what each has spent, how tries came there, and what mattered.
+"""The report of `ziggurat tune`: the best of each model, what each has spent, how tries came there, what mattered.
 
 OUT/report.html    one file, readable offline; written anew about once a minute while the study goes on
 OUT/tuning.json    the same as plain data, every try with it

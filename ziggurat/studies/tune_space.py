@@ -226,10 +226,14 @@ def _range(space: TuningSpace, name: str, text: str, *, old: Dimension | None, w
     given = space.given(name)
     whole = isinstance(old, Integers) or (old is None and isinstance(given, int))
     low_text, _, high_text = text.partition("..")
+    number_of = int if whole else float
     try:
-        low, high = (int(low_text), int(high_text)) if whole else (float(low_text), float(high_text))
+        low = number_of(low_text)
+        high = number_of(high_text)
+        is_range = not low > high
     except ValueError:
-        low, high = 1, 0
+        low = high = 0
+        is_range = False
     if isinstance(old, Choices) or isinstance(given, str):
         shown = old.values[:2] if isinstance(old, Choices) else (str(given),)
         raise ConfigError(
@@ -238,7 +242,7 @@ def _range(space: TuningSpace, name: str, text: str, *, old: Dimension | None, w
             where=where,
             ways_out=f"--space {name}={','.join(shown)}",
         )
-    if low > high:
+    if not is_range:
         number = 1 if given is None else given
         raise ConfigError(
             expected="LOW..HIGH, two whole numbers" if whole else "LOW..HIGH, two numbers",

@@ -69,7 +69,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a try has cost so far, over all workers that trained it.
+    """The cost of a try so far, over all workers that trained it.
 
     Args:
         cpu_s: processor seconds of its steps and evaluations.
@@ -229,6 +229,12 @@ class Tries:
         """Return every try so far, of all workers."""
         with _as_ours(self._where):
             return [_try_of(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+    def best(self, tries: Sequence[Try]) -> Try | None:
+        """Return the best complete one of these tries, the first of equal ones; None where none is complete."""
+        complete = [(each.value, each) for each in tries if each.value is not None]
+        sign = 1.0 if self.higher else -1.0
+        return max(complete, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
     def next(
         self, *, may_ask: Callable[[Sequence[Try]], bool], may_go_on: Callable[[Sequence[Try]], bool]

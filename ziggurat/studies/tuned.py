@@ -1,4 +1,4 @@
-"""What a study of `ziggurat tune` leaves behind, and what a comparison reads of it.
+"""The files that a study of `ziggurat tune` leaves behind, and that a comparison reads.
 
     OUT/study.json        what was searched, on which data: a study goes on with the same, or is refused
     OUT/tuned.json        the best try of each model, and a digest of its recipe

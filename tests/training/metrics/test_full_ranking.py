@@ -233,7 +233,8 @@ def test_users_who_ask_several_times_have_one_list(seed):
 def test_recall_and_ndcg_of_users(seed, repeats):
     """One list a user, by brute force: what was asked for again counts once, what was had before as the schema says."""
     rng = np.random.default_rng(seed)
-    num_users, num_items = 30, 60
+    num_users = 30
+    num_items = 60
     items = torch.from_numpy(rng.normal(size=(num_items, 4)).astype(np.float32))
     vectors = torch.from_numpy(rng.normal(size=(num_users, 4)).astype(np.float32))
     had = rng.random((num_users, num_items)) < 0.3
@@ -276,8 +277,11 @@ def test_recall_and_ndcg_of_users(seed, repeats):
 
 def test_items_of_a_user_whose_lists_differ_stand_behind_one_another():
     sums = FullRankingSums([LabelSpec(name="a")], num_items=9, ks=(1,), repeats=Repeats.ALLOW, has_users=True)
-    users, targets, ranks = np.array([1, 1, 1, 2]), np.array([4, 5, 4, 4]), torch.tensor([1, 1, 7, 3])
-    weights, lists = torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64)
+    users = np.array([1, 1, 1, 2])
+    targets = np.array([4, 5, 4, 4])
+    ranks = torch.tensor([1, 1, 7, 3])
+    weights = torch.ones(4, 1)
+    lists = torch.zeros(4, 1, dtype=torch.int64)
     is_repeated = torch.zeros(4, dtype=torch.bool)
     sums.add(ranks, lists, weights, is_repeated_Q=is_repeated, units_Q=users, targets_Q=targets)
     found = sums.compute()

@@ -9,6 +9,7 @@ Ratios are taken turn by turn, and their median counts: it does not hang on one 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,24 @@ def seconds_in_turns(
 def median_ratio(base_s: Sequence[float], other_s: Sequence[float]) -> float:
     """Return how many times as fast as a base another contestant is: the median of the ratios of all turns."""
     return statistics.median(of_base / other for of_base, other in zip(base_s, other_s, strict=True))
+
+
+def repeats_in_turn(once_s: float, *, least_s: float) -> int:
+    """Return how often to do something in a turn, so that a turn is long enough for the clock's own steps not to count.
+
+    Args:
+        once_s: seconds that it takes once.
+        least_s: of a turn.
+    """
+    return max(1, math.ceil(least_s / max(once_s, 1e-6)))
+
+
+def seconds_of(work: Callable[[], object], *, repeats: int, device: torch.device) -> float:
+    """Return the seconds that some work takes once, as the mean of so many repeats; see `time_on`."""
+    begin_s = time_on(device)
+    for _ in range(repeats):
+        work()
+    return (time_on(device) - begin_s) / repeats
 
 
 def time_on(device: torch.device) -> float:
