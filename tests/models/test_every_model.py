@@ -208,12 +208,12 @@ def parts(model: RankingModel, size: int, *, seed: int = 0):
     return batch.dense, pooled, batch.vectors
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def learning(model):
     """The weights of a model that learn, by name: all but those whose gradient is zero by construction."""
     return [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(sorted(CONFIGS)),
     st.tuples(*[st.integers(0, 3)] * 4, st.integers(1, 3)),
@@ -247,6 +247,17 @@ def test_any_inputs_any_batch(name, sizes, batch_size, training):
     assert logits.isfinite().all()
     loss_of(logits, batch.labels, inputs=inputs).backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for _, weight in learning(model))
+
+
+@every_config
+def test_weights_are_drawn_from_generators_of_their_own(name):
+    before = torch.get_rng_state()
+    weights = build(name).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    # Dropout of a model that trains in another thread draws from the global one, wherever that stands.
+    torch.manual_seed(12345)
+    again = build(name).state_dict()
+    assert all(torch.equal(weight, again[each]) for each, weight in weights.items())
 
 
 @every_config

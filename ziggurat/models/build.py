@@ -55,6 +55,7 @@ from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
 from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.ops.machine.memory import host_memory, size_text
+from ziggurat.ops.own_draws import OwnDraws
 from ziggurat.plan import Towers
 
 
@@ -229,11 +230,9 @@ def build_model(
     check_towers(config, towers)
     inputs = _unpool(config, inputs)
     embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None, make_storage=make_storage)
-    # Draws go to torch's global generator, which is given back as it was.
-    with _DenseRoom(config.kind), torch.random.fork_rng(devices=[]):
+    # Towers have generators of their own: the draws of the network start from the seed with and without them.
+    with _DenseRoom(config.kind), OwnDraws(seed):
         layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
-        # After the towers, which seed themselves: the draws of the network start from the seed with and without them.
-        torch.manual_seed(seed)
         return config.build(inputs, embeddings=embeddings, towers=layer)
 
 

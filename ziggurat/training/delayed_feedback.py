@@ -55,6 +55,7 @@ from ziggurat.features.label_state import LABEL_STATE, LabelState
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights
 from ziggurat.models.contract.model import device_of
+from ziggurat.ops.own_draws import OwnDraws
 from ziggurat.training.delayed_losses import DELAYED, REAL, DelayChances, DelayedLoss, DelayedRows
 from ziggurat.training.distillation import ScaledGradient
 from ziggurat.typed import FloatOrZero, checked
@@ -249,8 +250,7 @@ def correct_labels(model: Model, config: DelayedConfig, *, seed: int) -> Delayed
         )
     device = device_of(model)
     # The random state of the run stays as it was, so that the model is the same with each loss.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with OwnDraws(seed):
         made = DelayedFeedback(model, config)
     model.student = made.to(device)
     return made

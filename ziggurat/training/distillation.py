@@ -45,6 +45,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.models.contract.losses import labelled_weights, logits_among_all, numbers_of_labels
 from ziggurat.models.contract.model import device_of
+from ziggurat.ops.own_draws import OwnDraws
 from ziggurat.typed import FloatOrZero, PositiveFloat, checked
 
 _HIDDEN = 8  # of an adapter, as in the paper
@@ -429,8 +430,7 @@ def teach(
             )
     device = device_of(model)
     # The random state of the run stays as it was, so that the model is the same with a teacher and without.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with OwnDraws(seed):
         student = Student(model, config, teachers=teachers, maps=maps, mean_targets=mean_targets or {})
     model.student = student.to(device)
     return student

@@ -38,6 +38,7 @@ from ziggurat.models.towers.modules import (
     TowerModuleConfig,
     TowerModuleKind,
 )
+from ziggurat.ops.own_draws import OwnDraws
 from ziggurat.plan import Towers
 
 
@@ -87,8 +88,7 @@ def build_tower_module(
     output_dim = config.output_dim(dim)
     # A seed for each tower, so that its weights do not depend on the towers built before it.
     digest = hashlib.sha256(f"{seed}/tower {tower}".encode()).digest()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    with OwnDraws(int.from_bytes(digest[:8], "little") >> 1):
         match config.kind:
             case TowerModuleKind.IDENTITY:
                 module = IdentityTower(field_dims)
@@ -100,7 +100,7 @@ def build_tower_module(
                 module = CrossTower(field_dims, dim=output_dim, config=config)
             case TowerModuleKind.FM:
                 module = FactorizationMachineTower(field_dims, dim=output_dim, config=config)
-        # Inside the fork: these draws belong to the tower's seed, too.
+        # Inside the block: these draws belong to the tower's seed, too.
         initialise([module], config.init)
     return module
 

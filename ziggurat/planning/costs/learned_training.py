@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
+from ziggurat.ops.own_draws import OwnDraws
 from ziggurat.placements import by_columns
 from ziggurat.planning.costs.learned import (
     NUM_HIDDEN,
@@ -265,8 +266,8 @@ def _fit_lookup(
     scaled = (data.features - data.features.mean(dim=0)) / (data.features.std(dim=0) + 1e-6)
     counts = data.counts[train]
     wanted = data.log_ms[train]
-    torch.manual_seed(config.seed)
-    model = _LookupModel(config, is_additive=is_additive)
+    with OwnDraws(config.seed):
+        model = _LookupModel(config, is_additive=is_additive)
 
     def loss(rows: Tensor) -> Tensor:
         mine = counts[rows]
@@ -290,8 +291,8 @@ def _fit_exchange(measurements: Measurements, way: str, config: LearningConfig) 
     order = torch.randperm(len(measured), generator=torch.Generator().manual_seed(config.seed))
     held_out = order[: max(1, len(order) // 10)]
     train = order[max(1, len(order) // 10) :]
-    torch.manual_seed(config.seed)
-    model = _ExchangeModel(way)
+    with OwnDraws(config.seed):
+        model = _ExchangeModel(way)
 
     def loss(rows: Tensor) -> Tensor:
         return F.huber_loss(model(features[train][rows]), wanted[train][rows], delta=0.05)
