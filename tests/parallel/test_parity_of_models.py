@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -173,22 +174,51 @@ def test_no_model_is_left_out():
     assert {type(config) for config in CONFIGS} | elsewhere == set(MODEL_CONFIGS)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-@pytest.mark.parametrize("dense", [DenseParallelism.DDP, DenseParallelism.FSDP])
-def test_flat_models_equal_one_device(dense: DenseParallelism, num_parts: int):
-    run(
-        placed(2, Placement.TABLE_WISE),
-        [Case(model=model, dense=dense, num_parts=num_parts, soft_labels=True) for model in CONFIGS],
-    )
+def flat_cases(dense: DenseParallelism, *, parts: Sequence[int]) -> list[Case]:
+    """Every model without towers, its batch in as many parts as its place among the models says."""
+    return [
+        Case(model=model, dense=dense, num_parts=parts[index % len(parts)], soft_labels=True)
+        for index, model in enumerate(CONFIGS)
+    ]
 
 
-@pytest.mark.parametrize("dense", list(DenseParallelism))
-def test_tower_models_equal_one_device(dense: DenseParallelism):
+# Sharded and replicated models cut the batch in parts at different places, so that each is seen with and without.
+@pytest.mark.parametrize(
+    ("dense", "parts"), [(DenseParallelism.DDP, (1, 2)), (DenseParallelism.FSDP, (2, 1))], ids=["ddp", "fsdp"]
+)
+def test_flat_models_equal_one_device(dense: DenseParallelism, parts: tuple[int, ...]):
+    run(placed(2, Placement.TABLE_WISE), flat_cases(dense, parts=parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dense", "parts"), [(DenseParallelism.DDP, (2, 1)), (DenseParallelism.FSDP, (1, 2))], ids=["ddp", "fsdp"]
+)
+def test_flat_models_in_other_numbers_of_parts_equal_one_device(dense: DenseParallelism, parts: tuple[int, ...]):
+    run(placed(2, Placement.TABLE_WISE), flat_cases(dense, parts=parts))
+
+
+def tower_cases(dense: DenseParallelism) -> list[Case]:
+    """Every model that has a place for towers, with towers."""
     models = [model for model in CONFIGS if isinstance(model, TowerModelConfig)]
-    run(
-        placed(4, Placement.TABLE_WISE, TOWERS, 2),
-        [Case(model=model, dense=dense, towers=TOWERS, num_parts=1 + index % 2) for index, model in enumerate(models)],
-    )
+    return [
+        Case(model=model, dense=dense, towers=TOWERS, num_parts=1 + index % 2) for index, model in enumerate(models)
+    ]
+
+
+@pytest.mark.parametrize("dense", [DenseParallelism.DDP, DenseParallelism.FSDP])
+def test_tower_models_equal_one_device(dense: DenseParallelism):
+    run(placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_cases(dense))
+
+
+def test_some_tower_models_in_copies_of_shards_equal_one_device():
+    # The ways of the models differ in what is sharded (FSDP) and in what is copied (DDP), and each is seen alone above.
+    run(placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_cases(DenseParallelism.HSDP)[::4])
+
+
+@pytest.mark.slow
+def test_all_tower_models_in_copies_of_shards_equal_one_device():
+    run(placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_cases(DenseParallelism.HSDP))
 
 
 def test_attention_below_towers_of_a_plan_and_weights_directly_on_a_model():
