@@ -4,10 +4,10 @@
     int8       every product and direction in INT8, against FP32
     few_bits   MX9 against FP32 on the synthetic teacher (test AUC), and HR@10 of HSTU on MovieLens-1M
 
-A run is one pass over the training rows on one thread, of HSTU twelve. Seeds are the outer loop and variants the inner one, so that
-variants take turns, and differences are paired by seed. The CPU time of a run, evaluations included, stands beside its
-metrics. Finished runs are kept in `runs/numerics_quality` and are not trained again, so a part may be stopped and
-taken up; the time of one that was stopped in the middle is not known then.
+A run is one pass over the training rows on one thread, of HSTU twelve. Seeds are the outer loop and variants the
+inner one, so that variants take turns, and differences are paired by seed. The CPU time of a run, evaluations
+included, stands beside its metrics. Finished runs are kept in `runs/numerics_quality` and are not trained again, so a
+part may be stopped and taken up; the time of one that was stopped in the middle is not known then.
 """
 
 from __future__ import annotations
