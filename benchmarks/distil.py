@@ -1,11 +1,10 @@
-"""Students of a logged teacher over the drift generator: which head gains how much, with a stale and a biased teacher.
+"""Students of a logged teacher in four worlds: which head gains how much, with a stale and a biased teacher.
 
     all traffic   16,384 rows a window ─► large model ─► a version after each window ─► scores of later windows, logged
     own traffic    1,536 rows a window ─► score ─► train small model, once, from labels and what the teacher said
 
-The teacher that is stale by k scores window t by its weights of before window t − k. *Drifting*: it is trained on all
-rows of each window. *Biased*: the rows that are not the student's come from another domain: ids of two features mean
-something else there, and three of four negatives are left out, so that its probabilities are too high.
+The teacher that is stale by k scores window t by its weights of before window t − k. Worlds (`distil_worlds.py`) are
+the drift generator, the same with a teacher that is biased, MovieLens-1M by time, and made sessions.
 
     labels           the student without a teacher
     single           the served logits learn from both, w = 1
@@ -14,295 +13,76 @@ something else there, and three of four negatives are left out, so that its prob
     aux from 1/2     the same, whose head starts at 1/2 and not at the mean of its targets
     scaled           an auxiliary head with (α, β, w) out of six
     adapter          the same (α, β, w), with adapter
+    vectors          labels, and the teacher's last four vectors of the user as a feature (LoopFM), where it is known
+    vectors and aux  these, and an auxiliary head, w = α = β = 1
 
 Settings are chosen by the mean NE of the windows for validation over all seeds; then the windows for the test, later
-ones, are read. A seed is a world of its own: rows, teacher, first weights and order; differences are paired by seed.
-Under Adam the sizes of a loss cancel out in what the head learns, so w and β are one setting, w·β.
+ones, are read. A seed has rows, teacher, first weights and order of its own; differences are paired by seed. Under Adam
+the sizes of a loss cancel out in what the head learns, so w and β are one setting, w·β. Besides, both heads are studied
+where the student is as large as its teacher, and where it has four times the rows.
 
-What a stream joins, and when, is tested and not measured here: windows are in memory, each with the scores that a
-stream would have joined (`ziggurat stream --teacher`).
+Finished students are kept, one JSON file each in `runs/distil`, in a folder of the settings of their world: a run that
+was stopped is taken up. Remove the folder when code has changed.
 
-`ziggurat bench distil`
+`ziggurat bench distil [--worlds drift,biased,movielens,sessions] [--runs FOLDER]`, with MovieLens-1M in the cache
+(`ziggurat data fetch movielens-1m`)
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
-import math
+import hashlib
+import json
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
-import numpy as np
-import polars as pl
-import pyarrow as pa
-import torch
-from numpy.typing import NDArray
-
-import ziggurat as zg
-from benchmarks.harness import say
+from benchmarks.distil_students import MANY, Metrics, Outcome, Seed, Student, mean_of
+from benchmarks.distil_worlds import WORLDS, Size, World
+from benchmarks.harness import ROOT, chosen, say
 from benchmarks.report import Report
-from ziggurat.data.encoded.dataset import MemoryDataset
-from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.data.encoded.records import encoded_schema, extra_column, table_to_batch
-from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.features.schema import Encoding
-from ziggurat.models import Model
-from ziggurat.models.dcn_v2 import CrossConfig
-from ziggurat.precision import Precision
-from ziggurat.runs.teachers.student import mean_targets
 from ziggurat.studies.compare_statistics import paired_difference
-from ziggurat.training.config import TrainingConfig
-from ziggurat.training.distillation import DistilConfig, DistilHead, teach
-from ziggurat.training.metrics.functions import auc, calibration, normalised_entropy
-from ziggurat.training.trainer import Trainer
+from ziggurat.training.distillation import DistilConfig, DistilHead
 
-LABEL = "label"
-CARDINALITIES = (20, 40, 60, 100, 200, 400)
-CLICK_RATE = 0.1
-OTHERS_MEAN = ("C4", "C6")  # features whose ids mean something else in the other domain
-KEPT_NEGATIVES = 0.25  # of the other domain
-TEACHER = zg.DCNv2Config(embedding_dim=16, deep=zg.MLPConfig(hidden_dims=(64, 32)))
-STUDENT = zg.DCNv2Config(
-    embedding_dim=4, cross=CrossConfig(num_layers=1), deep=zg.MLPConfig(hidden_dims=(16,)), numeric=TEACHER.numeric
-)
-NONE = DistilConfig()
 SINGLE = DistilConfig(head=DistilHead.SINGLE_HEAD)
 AUX = DistilConfig(head=DistilHead.AUX_HEAD)
 WEIGHTS = (0.1, 0.3, 1.0, 3.0)
 SCALINGS = ((1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 1.0, 1.0), (3.0, 1.0, 3.0), (1.0, 3.0, 3.0), (3.0, 3.0, 3.0))
 
-Metrics = dict[str, float]
-Scores = NDArray[np.float32]
+
+# ---------------------------------------------------------------------------------------------------- finished students
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """Size of the study.
-
-    Args:
-        seeds: worlds.
-        windows: of a world.
-        first: window that the student begins with.
-        warm: its windows that nothing is measured on.
-        valid: windows after these, by which settings are chosen; those behind them are for the test.
-        traffic: rows of a window that the teacher is trained on.
-        own: rows of them that are the student's.
-        staleness: windows, of the drifting teacher and of the biased one.
-        batch_size: of the student.
-    """
-
-    seeds: int = 5
-    windows: int = 22
-    first: int = 8
-    warm: int = 2
-    valid: int = 4
-    traffic: int = 16_384
-    own: int = 1_536
-    staleness: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1, 3, 7), (0, 7))
-    batch_size: int = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The data of a seed.
+class Kept:
+    """Keeps what was measured of teachers and students of a world, one file each.
 
     Args:
-        seed: of everything.
-        preprocessing: of its rows.
-        frames: all rows of each window.
-        own: encoded rows of the student, for each window.
+        folder: of these files; None: nothing is kept.
     """
 
-    seed: int
-    preprocessing: Preprocessing
-    frames: list[pl.DataFrame]
-    own: list[pa.Table]
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
 
-    def labels(self, window: int) -> NDArray[np.float32]:
-        """Return the labels of the student's rows."""
-        return self.own[window].column(f"label:{LABEL}").to_numpy()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Mean metrics of a student over the windows for validation and for the test."""
-
-    valid: Metrics
-    test: Metrics
-
-
-def world_of(seed: int, size: Size) -> World:
-    """Draw the windows of a seed: preferences that move, and a rate of clicks that goes up and down."""
-    made = zg.SyntheticConfig(
-        num_dense=4,
-        cardinalities=CARDINALITIES,
-        click_rate=CLICK_RATE,
-        dense_share=0.1,
-        first_order_share=0.4,
-        second_order_share=0.5,
-        third_order_share=0.0,
-        seed=seed,
-    )
-    drift = zg.DriftConfig(
-        teacher=made, window_rows=size.traffic, preference_rate=0.02, season_windows=12.0, season_logit=0.3
-    )
-    generator = zg.DriftingTeacher(drift)
-    no_score = pl.lit(None, dtype=pl.Float32)
-    frames = [generator.frame(window).with_columns(teacher=no_score) for window in range(size.windows)]
-    schema = replace(generator.schema(encoding=Encoding.IDENTITY), extras=(zg.Extra(name="teacher"),))
-    preprocessing = Preprocessing.fit(schema, [RawChunk.of(frames[0])])
-    own = [encoded(preprocessing, frame[: size.own]) for frame in frames]
-    return World(seed=seed, preprocessing=preprocessing, frames=frames, own=own)
+    def outcome(self, name: str, make: Callable[[], Outcome]) -> Outcome:
+        """Return what is kept by a name, or make and keep it."""
+        if self.folder is None:
+            return make()
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            found = make()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".part")
+            partial.write_text(json.dumps(asdict(found)))
+            partial.replace(path)
+        return Outcome(**json.loads(path.read_text()))
 
 
-def encoded(preprocessing: Preprocessing, frame: pl.DataFrame) -> pa.Table:
-    """Encode rows."""
-    return preprocessing.encode(RawChunk.of(frame)).combine_chunks()
-
-
-def of_another_domain(frame: pl.DataFrame, *, seed: int, window: int) -> pl.DataFrame:
-    """Return rows as another domain has them: ids that mean something else, and fewer negatives."""
-    columns: list[pl.Series] = []
-    for name in OTHERS_MEAN:
-        index = int(name[1:]) - 1
-        meaning = np.random.default_rng((seed, index)).permutation(CARDINALITIES[index])
-        columns.append(pl.Series(name, meaning[frame[name].to_numpy()].astype(np.int32)))
-    drawn = np.random.default_rng((seed, window, 1)).random(frame.height)
-    is_kept = (frame[LABEL].to_numpy() == 1) | (drawn < KEPT_NEGATIVES)
-    return frame.with_columns(columns).filter(pl.Series(is_kept))
-
-
-def training(seed: int, *, learning_rate: float, batch_size: int) -> TrainingConfig:
-    """Settings of one pass, without anything that is measured or chosen at the start."""
-    return TrainingConfig(
-        epochs=1,
-        seed=seed,
-        threads=1,
-        learning_rate=learning_rate,
-        table_learning_rate=0.2 if batch_size > 128 else 0.05,
-        precision=Precision.FP32,
-        log_every=100_000,
-        loader=LoaderConfig(batch_size=batch_size, seed=seed, shuffle_buffer_rows=100_000),
-    )
-
-
-def built(config: zg.DCNv2Config, world: World) -> Model:
-    """Build a model whose scores start at the rate of clicks."""
-    model = zg.build_model(config, world.preprocessing.inputs, seed=world.seed)
-    with torch.no_grad():
-        model.output_biases()[0].add_(math.log(CLICK_RATE / (1.0 - CLICK_RATE)))
-    return model
-
-
-def stream(
-    model: Model,
-    windows: Sequence[pa.Table],
-    *,
-    config: TrainingConfig,
-    before: Callable[[int], None],
-    loss: Callable[..., object] | None = None,
-) -> None:
-    """Train windows one after the other, once; `before` is called with the number of each before it is trained."""
-    inputs = model.inputs
-    empty = MemoryDataset(encoded_schema(inputs).empty_table(), inputs)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(model, config=config, train=empty, folder=folder, loss=loss)  # pyright: ignore[reportArgumentType]
-        with trainer.over_windows():
-            for number, table in enumerate(windows):
-                before(number)
-                for _ in trainer.steps(MemoryDataset(table, inputs)):
-                    pass
-
-
-@torch.no_grad()
-def scores_of(model: Model, table: pa.Table) -> Scores:
-    """Return the probabilities of rows."""
-    was_training = model.training
-    model.eval()
-    logits = model(table_to_batch(table, model.inputs)).float()
-    model.train(was_training)
-    return torch.sigmoid(logits)[:, 0].numpy()
-
-
-def teacher_scores(world: World, size: Size, *, is_biased: bool, staleness: Sequence[int]) -> dict[int, list[Scores]]:
-    """Train a teacher over all windows, and return what it says of the student's rows, by staleness and window."""
-    tables: list[pa.Table] = []
-    for window, frame in enumerate(world.frames):
-        if is_biased:
-            other = of_another_domain(frame[size.own :], seed=world.seed, window=window)
-            frame = pl.concat([frame[: size.own], other])
-        tables.append(encoded(world.preprocessing, frame))
-    model = built(TEACHER, world)
-    none = np.empty(0, dtype=np.float32)
-    found = {stale: [none] * size.windows for stale in staleness}
-
-    def before(window: int) -> None:
-        for stale in staleness:
-            if size.first <= window + stale < size.windows:
-                found[stale][window + stale] = scores_of(model, world.own[window + stale])
-
-    stream(model, tables, config=training(world.seed, learning_rate=0.002, batch_size=512), before=before)
-    return found
-
-
-def measured(scores: Scores, labels: NDArray[np.float32]) -> Metrics:
-    """Return the metrics of a window."""
-    return {
-        "auc": auc(scores, labels),
-        "ne": normalised_entropy(scores, labels),
-        "calibration": calibration(scores, labels),
-    }
-
-
-def mean_of(found: Sequence[Metrics]) -> Metrics:
-    """Return the means over windows."""
-    return {name: statistics.mean(each[name] for each in found) for name in found[0]}
-
-
-def outcome_of(world: World, size: Size, of_window: Callable[[int], Scores]) -> Outcome:
-    """Return the metrics of scores over the windows that are measured."""
-    begin = size.first + size.warm
-    found = [measured(of_window(window), world.labels(window)) for window in range(begin, size.windows)]
-    return Outcome(valid=mean_of(found[: size.valid]), test=mean_of(found[size.valid :]))
-
-
-def student(
-    world: World,
-    size: Size,
-    distil: DistilConfig,
-    told: Sequence[Scores] | None,
-    *,
-    model_config: zg.DCNv2Config = STUDENT,
-    starts_at_half: bool = False,
-) -> Outcome:
-    """Stream a student over its windows, each scored before it is trained."""
-    model = built(model_config, world)
-    tables = [_with_scores(world.own[at], told[at] if told else None) for at in range(size.first, size.windows)]
-    means = mean_targets(distil, MemoryDataset(tables[0], model.inputs))
-    taught = teach(model, distil, seed=world.seed, mean_targets=means)
-    if starts_at_half and taught is not None:
-        for head in taught.heads.modules():
-            if isinstance(head, torch.nn.Linear):
-                torch.nn.init.zeros_(head.bias)
-    scores: dict[int, Scores] = {}
-
-    def before(number: int) -> None:
-        scores[size.first + number] = scores_of(model, tables[number])
-
-    config = training(world.seed, learning_rate=0.005, batch_size=size.batch_size)
-    stream(model, tables, config=config, before=before, loss=None if taught is None else taught.loss)
-    return outcome_of(world, size, scores.__getitem__)
-
-
-def _with_scores(table: pa.Table, scores: Scores | None) -> pa.Table:
-    if scores is None:
-        return table
-    name = extra_column("teacher")
-    index = table.schema.get_field_index(name)
-    return table.set_column(index, table.schema.field(index), pa.array(scores.astype(np.float32)))
+def folder_of(world: World, size: Size, runs: Path) -> Path:
+    """Return where finished students of a world are kept: other settings have another folder."""
+    settings = (size, world.teacher, world.student, world.teacher_rates, world.student_rates)
+    return runs / f"{world.name}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 
 
 # ---------------------------------------------------------------------------------------------------------- the study
@@ -327,58 +107,105 @@ class Condition:
     name: str
     teacher: list[Metrics]
     arms: dict[str, list[Metrics]]
-    settings: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
 
 
-def studied(
-    name: str, worlds: Sequence[World], size: Size, *, told: Sequence[list[Scores]], plain: Sequence[Outcome]
-) -> Condition:
-    """Run all students of one teacher over all worlds."""
+class Study:
+    """Runs the students of a world.
 
-    def outcomes(distil: DistilConfig, *, starts_at_half: bool = False) -> list[Outcome]:
+    Args:
+        world: that they live in.
+        size: of the study.
+        kept: has those that are finished.
+    """
+
+    def __init__(self, world: World, size: Size, kept: Kept) -> None:
+        self.world = world
+        self.size = size
+        self.kept = kept
+        self.seeds = [Seed(world, size, seed) for seed in range(size.seeds)]
+
+    def students(self, which: Student, *, stale: int) -> list[Outcome]:
+        """Return what a kind of student reached, by seed."""
+        found: list[Outcome] = []
+        for seed in self.seeds:
+            make = functools.partial(seed.of_student, which, stale)
+            age = "" if which == Student() else f"stale_{stale}_"
+            found.append(self.kept.outcome(f"{age}{which.name}_seed_{seed.seed}", make))
+        return found
+
+    def teachers(self, *, stale: int, times: int = 1) -> list[Metrics]:
+        """Return the metrics of the teacher on the student's rows of the test, by seed."""
+        name = f"teacher_stale_{stale}_times_{times}"
         return [
-            student(world, size, distil, scores, starts_at_half=starts_at_half)
-            for world, scores in zip(worlds, told, strict=True)
+            self.kept.outcome(f"{name}_seed_{seed.seed}", functools.partial(seed.of_teacher, stale, times=times)).test
+            for seed in self.seeds
         ]
 
-    singles = {each: outcomes(each) for each in (replace(SINGLE, loss_weight=weight) for weight in WEIGHTS)}
-    scaled = {
-        each: outcomes(each)
-        for each in (
-            replace(AUX, label_scaling=alpha, gradient_scaling=beta, loss_weight=weight)
-            for alpha, beta, weight in SCALINGS
+    def condition(self, stale: int) -> Condition:
+        """Run all students of a teacher that is so old."""
+        singles = {
+            each: self.students(Student(distil=each), stale=stale)
+            for each in (replace(SINGLE, loss_weight=weight) for weight in WEIGHTS)
+        }
+        scaled = {
+            each: self.students(Student(distil=each), stale=stale)
+            for each in (
+                replace(AUX, label_scaling=alpha, gradient_scaling=beta, loss_weight=weight)
+                for alpha, beta, weight in SCALINGS
+            )
+        }
+        best_single = best_of(singles)
+        best_scaled = best_of(scaled)
+        with_adapter = Student(distil=replace(best_scaled, adapter=True))
+        arms = {
+            "labels": self.students(Student(), stale=stale),
+            "single": singles[SINGLE],
+            "single_chosen": singles[best_single],
+            "aux": scaled[AUX],
+            "scaled": scaled[best_scaled],
+            "adapter": self.students(with_adapter, stale=stale),
+        }
+        if not stale:
+            arms["aux_from_half"] = self.students(Student(distil=AUX, starts_at_half=True), stale=stale)
+            if self.world.user:
+                arms["vectors"] = self.students(Student(reads_vectors=True), stale=stale)
+                arms["vectors_aux"] = self.students(Student(distil=AUX, reads_vectors=True), stale=stale)
+        return self._said(
+            Condition(
+                name=f"{self.world.name}_{stale}",
+                teacher=self.teachers(stale=stale),
+                arms={arm: [outcome.test for outcome in each] for arm, each in arms.items()},
+                settings={
+                    "single_chosen": f"w = {best_single.loss_weight:g}",
+                    "scaled": f"α = {best_scaled.label_scaling:g}, β = {best_scaled.gradient_scaling:g}, "
+                    f"w = {best_scaled.loss_weight:g}",
+                },
+            )
         )
-    }
-    best_single = best_of(singles)
-    best_scaled = best_of(scaled)
-    arms = {
-        "labels": list(plain),
-        "single": singles[SINGLE],
-        "single_chosen": singles[best_single],
-        "aux": scaled[AUX],
-        "scaled": scaled[best_scaled],
-        "adapter": outcomes(replace(best_scaled, adapter=True)),
-    }
-    if name.endswith("_0"):
-        arms["aux_from_half"] = outcomes(AUX, starts_at_half=True)
-    begin = size.first + size.warm + size.valid
-    teacher = [
-        mean_of([measured(scores[window], world.labels(window)) for window in range(begin, size.windows)])
-        for world, scores in zip(worlds, told, strict=True)
-    ]
-    found = Condition(
-        name=name,
-        teacher=teacher,
-        arms={arm: [outcome.test for outcome in each] for arm, each in arms.items()},
-        settings={
-            "single_chosen": f"w = {best_single.loss_weight:g}",
-            "scaled": f"α = {best_scaled.label_scaling:g}, β = {best_scaled.gradient_scaling:g}, "
-            f"w = {best_scaled.loss_weight:g}",
-        },
-    )
-    for arm in arms:
-        say(f"{name} {arm}: {mean_of(found.arms[arm])} {found.settings.get(arm, '')}")
-    return found
+
+    def other_students(self) -> list[Condition]:
+        """Return what becomes of both heads where the student is as large as its teacher, and where labels are many.
+
+        Both with the teacher that is not stale, and w = α = β = 1.
+        """
+        found: list[Condition] = []
+        for name, plain in (
+            ("as_large", Student(is_large=True)),
+            ("four_times_the_labels", Student(times_own=MANY)),
+        ):
+            arms = {
+                arm: [outcome.test for outcome in self.students(replace(plain, distil=distil), stale=0)]
+                for arm, distil in (("labels", plain.distil), ("single", SINGLE), ("aux", AUX))
+            }
+            teacher = self.teachers(stale=0, times=plain.times_own)
+            found.append(self._said(Condition(name=f"{self.world.name}_{name}", teacher=teacher, arms=arms)))
+        return found
+
+    def _said(self, condition: Condition) -> Condition:
+        for arm, found in condition.arms.items():
+            say(f"{condition.name} {arm}: {mean_of(found)} {condition.settings.get(arm, '')}")
+        return condition
 
 
 def gains(condition: Condition, arm: str, metric: str) -> list[float]:
@@ -404,7 +231,8 @@ def figure_of(condition: Condition, arm: str) -> dict[str, object]:
             f"{metric}_gain_sd": difference.sd,
             f"{metric}_p": difference.t_p,
         }
-    found["transfer"] = statistics.mean(gains(condition, arm, "auc")) / (teacher["auc"] - plain["auc"])
+    room = teacher["auc"] - plain["auc"]
+    found["transfer"] = statistics.mean(gains(condition, arm, "auc")) / room if room > 0.0 else None
     found["calibration_shift"] = ours["calibration"] / plain["calibration"] - 1.0
     found["settings"] = condition.settings.get("scaled" if arm == "adapter" else arm, "")
     return found
@@ -454,98 +282,84 @@ def table_of(condition: Condition) -> str:
             lines.append(f"| labels | {ours['auc']:.4f} | | | | {ours['ne']:.4f} | | | {ours['calibration']:.3f} | |")
             continue
         figure = figure_of(condition, arm)
+        transfer = "" if figure["transfer"] is None else f"{figure['transfer']:.2f}"
         lines.append(
             f"| {arm} | {ours['auc']:.4f} | {figure['auc_gain']:+.4f} ± {figure['auc_gain_sd']:.4f} | "
-            f"{figure['auc_p']:.3f} | {figure['transfer']:.2f} | {ours['ne']:.4f} | {figure['ne_gain']:+.4f} | "
+            f"{figure['auc_p']:.3f} | {transfer} | {ours['ne']:.4f} | {figure['ne_gain']:+.4f} | "
             f"{figure['ne_p']:.3f} | {ours['calibration']:.3f} | {figure['settings']} |"
         )
     return "\n".join(lines)
 
 
-def other_students(worlds: Sequence[World], size: Size, told: Sequence[list[Scores]]) -> list[Condition]:
-    """Return what becomes of both heads where the student is as large as its teacher, and where labels are not scarce.
+# --------------------------------------------------------------------------------------------------------- the report
 
-    Both with the teacher that drifts and is not stale, and w = α = β = 1.
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """`--worlds`, `--runs`."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench distil")
+    parser.add_argument("--worlds", default=",".join(WORLDS), help="out of these (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, help="folder of finished students (default: runs/distil)")
+    return parser.parse_args(list(arguments))
+
+
+def run(
+    *,
+    quick: bool = False,
+    options: argparse.Namespace | None = None,
+    save: Callable[[Report], object] | None = None,
+) -> Report:
+    """Train teachers, choose settings, and measure students of each world.
+
+    Args:
+        quick: fewer windows, rows and seeds.
+        options: of `parse_options`.
+        save: called with what was found so far after each world but the last.
     """
-    many = replace(size, own=4 * size.own)
-    richer = [
-        replace(world, own=[encoded(world.preprocessing, frame[: many.own]) for frame in world.frames])
-        for world in worlds
-    ]
-    told_more = [teacher_scores(world, many, is_biased=False, staleness=(0,))[0] for world in richer]
-    found: list[Condition] = []
-    for name, where, which, scores, config in (
-        ("as_large", worlds, size, told, TEACHER),
-        ("four_times_the_labels", richer, many, told_more, STUDENT),
-    ):
-        pairs = list(zip(where, scores, strict=True))
-        arms = {
-            arm: [student(world, which, distil, each, model_config=config).test for world, each in pairs]
-            for arm, distil in (("labels", NONE), ("single", SINGLE), ("aux", AUX))
-        }
-        begin = size.first + size.warm + size.valid
-        teacher = [
-            mean_of([measured(each[window], world.labels(window)) for window in range(begin, size.windows)])
-            for world, each in pairs
-        ]
-        found.append(Condition(name=name, teacher=teacher, arms=arms, settings={}))
-        say(f"{name}: " + ", ".join(f"{arm} {mean_of(each)}" for arm, each in arms.items()))
-    return found
-
-
-def run(*, quick: bool = False) -> Report:
-    """Make worlds, train teachers, choose settings, and measure students."""
-    size = Size()
-    if quick:
-        size = Size(seeds=2, windows=11, first=3, warm=1, valid=2, traffic=4_096, own=512, staleness=((0, 2), (0,)))
-    worlds = [world_of(seed, size) for seed in range(size.seeds)]
-    told = {
-        kind: [teacher_scores(world, size, is_biased=is_biased, staleness=staleness) for world in worlds]
-        for kind, is_biased, staleness in (("drift", False, size.staleness[0]), ("biased", True, size.staleness[1]))
-    }
-    say("teachers are trained")
-    plain = [student(world, size, NONE, None) for world in worlds]
-    conditions = {
-        f"{kind}_{stale}": studied(
-            f"{kind}_{stale}", worlds, size, told=[scores[stale] for scores in by_world], plain=plain
-        )
-        for kind, by_world in told.items()
-        for stale in by_world[0]
-    }
-    others = other_students(worlds, size, [scores[0] for scores in told["drift"]])
-    tests = size.windows - size.first - size.warm - size.valid
+    options = options or parse_options([])
+    wanted = chosen(options.worlds, known=tuple(WORLDS), option="ziggurat bench distil --worlds")
+    names = list(dict.fromkeys(wanted))
+    runs = options.runs or ROOT / "runs" / ("distil_quick" if quick else "distil")
+    is_whole = set(names) == set(WORLDS)
     report = Report(
-        benchmark="distil",
-        claim="Students of a logged teacher on the drift generator: single head, auxiliary head, scalings and adapter.",
-        command="ziggurat bench distil",
+        benchmark="distil" if is_whole else "_".join(["distil", *names]),
+        claim=f"Students of a logged teacher ({', '.join(names)}): single head, auxiliary head, scalings and adapter.",
+        command="ziggurat bench distil" if is_whole else f"ziggurat bench distil --worlds {','.join(names)}",
     )
-    report.notes += [
-        f"{size.seeds} seeds; windows of {size.traffic:,} rows, {size.own:,} of them the student's, in one pass; "
-        f"settings chosen by NE over {size.valid} windows of all seeds, measured over {tests} later ones",
+    report.notes.append(
         "gains are means over seeds of the difference to labels alone, ± their standard deviation, p of a paired "
-        "t-test; transfer: gain in AUC over (teacher − labels alone)",
-    ]
-    add_figures(report, conditions, others)
+        "t-test; transfer: gain in AUC over (teacher − labels alone), where that is positive"
+    )
+    found: list[tuple[World, list[Condition], list[Condition]]] = []
+    for name in names:
+        world = WORLDS[name]
+        size = world.quick if quick else world.size
+        study = Study(world, size, Kept(folder_of(world, size, runs)))
+        conditions = [study.condition(stale) for stale in size.staleness]
+        others = study.other_students() if world.others else []
+        found.append((world, conditions, others))
+        report.notes.append(note_of(world, size))
+        report.figures = []
+        report.tables = []
+        add_figures(report, found)
+        if save is not None and name != names[-1]:
+            save(report)
     return report
 
 
-def add_figures(report: Report, conditions: Mapping[str, Condition], others: Sequence[Condition]) -> None:
+def note_of(world: World, size: Size) -> str:
+    """Return what was studied, in a line."""
+    tests = size.windows - size.first - size.warm - size.valid
+    return (
+        f"{world.name}: {world.about}; {size.seeds} seeds, {size.windows} windows of {size.traffic:,} rows, from "
+        f"window {size.first} on {size.own:,} of them the student's, in one pass; settings chosen by NE over "
+        f"{size.valid} windows of all seeds, measured over {tests} later ones"
+    )
+
+
+def add_figures(report: Report, found: Sequence[tuple[World, list[Condition], list[Condition]]]) -> None:
     """Write ratios first, then every arm, and tables."""
-    ratio = functools.partial(ratio_figure, goal=2.0)
-    for kind in ("drift", "biased"):
-        fresh = conditions[f"{kind}_0"]
-        report.figures += [
-            ratio(f"{kind}_aux_head_gain_ratio", fresh, ours="aux", peer="single"),
-            ratio(f"{kind}_aux_head_gain_ratio_chosen", fresh, ours="scaled", peer="single_chosen"),
-            ratio_figure(f"{kind}_scalings_gain_ratio", fresh, ours="scaled", peer="aux", goal=1.0),
-            ratio_figure(f"{kind}_adapter_gain_ratio", fresh, ours="adapter", peer="scaled", goal=1.0),
-            ratio_figure(f"{kind}_start_gain_ratio", fresh, ours="aux", peer="aux_from_half", goal=1.0),
-        ]
-        stale = list(conditions)[-1] if kind == "biased" else [name for name in conditions if name.startswith(kind)][-1]
-        for arm, goal in (("single_chosen", 0.0), ("aux", 0.0), ("scaled", 0.0), ("adapter", 0.7)):
-            name = f"{stale}_{arm}_keeps"
-            report.figures.append(kept_figure(name, fresh, conditions[stale], arm=arm, goal=goal))
-    report.figures += [ratio(f"{each.name}_aux_head_gain_ratio", each, ours="aux", peer="single") for each in others]
+    for world, conditions, others in found:
+        report.figures += ratios_of(world, conditions, others)
     lines = ["| ratio of gains in AUC | ours | peer | ratio | p | goal |", "|---|---:|---:|---:|---:|---|"]
     for figure in report.figures:
         goal = f"{figure['goal']} {figure['verdict']}" if "goal" in figure else ""
@@ -553,6 +367,30 @@ def add_figures(report: Report, conditions: Mapping[str, Condition], others: Seq
         gained = f"{figure['ours']:+.4f} | {figure['peer']:+.4f}"
         lines.append(f"| {figure['name']} | {gained} | {shown} | {figure['p']:.3f} | {goal} |")
     report.tables.append("\n".join(lines))
-    for condition in (*conditions.values(), *others):
-        report.figures += [figure_of(condition, arm) for arm in condition.arms]
-        report.tables.append(table_of(condition))
+    for _, conditions, others in found:
+        for condition in (*conditions, *others):
+            report.figures += [figure_of(condition, arm) for arm in condition.arms]
+            report.tables.append(table_of(condition))
+
+
+def ratios_of(world: World, conditions: Sequence[Condition], others: Sequence[Condition]) -> list[dict[str, object]]:
+    """Return the ratios of gains of a world, and what is left of gains with its oldest teacher."""
+    fresh = conditions[0]
+    stalest = conditions[-1]
+    name = world.name
+    ratio = functools.partial(ratio_figure, goal=2.0)
+    found = [
+        ratio(f"{name}_aux_head_gain_ratio", fresh, ours="aux", peer="single"),
+        ratio(f"{name}_aux_head_gain_ratio_chosen", fresh, ours="scaled", peer="single_chosen"),
+        ratio_figure(f"{name}_scalings_gain_ratio", fresh, ours="scaled", peer="aux", goal=1.0),
+        ratio_figure(f"{name}_adapter_gain_ratio", fresh, ours="adapter", peer="scaled", goal=1.0),
+        ratio_figure(f"{name}_start_gain_ratio", fresh, ours="aux", peer="aux_from_half", goal=1.0),
+    ]
+    if world.user:
+        found.append(ratio_figure(f"{name}_vectors_gain_ratio", fresh, ours="vectors_aux", peer="aux", goal=1.0))
+    if len(conditions) > 1:
+        found += [
+            kept_figure(f"{stalest.name}_{arm}_keeps", fresh, stalest, arm=arm, goal=goal)
+            for arm, goal in (("single_chosen", 0.0), ("aux", 0.0), ("scaled", 0.0), ("adapter", 0.7))
+        ]
+    return found + [ratio(f"{each.name}_aux_head_gain_ratio", each, ours="aux", peer="single") for each in others]

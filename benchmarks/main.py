@@ -45,7 +45,7 @@ NAMES = {
     "stream": "training window after window, each scored first, against one batch run over the same rows",
     "delayed": "labels that come later: waiting, assumed negatives, four losses, on streams whose truth is known",
     "warm_start": "ten million rows carried over by raw id, and runs that begin from another one beside cold ones",
-    "distil": "students of a stale and of a biased teacher: single head, auxiliary head, scalings, adapter",
+    "distil": "students of stale and biased teachers in four worlds: single head, auxiliary head, scalings, adapter",
     "self_distil": "SMC-2 against labels alone on Frappe with labels turned round, and the cost of its steps",
     "distil_history": "a teacher's vectors of users' earlier rows (LoopFM) beside logged scores, on two made sets",
     "graph": "products over a graph against torch.sparse and PyG, steps of LightGCN, and sampled edges",
@@ -85,12 +85,13 @@ WITH_OPTIONS = (
     "gpu",
     "tables",
     "numerics",
+    "distil",
     "self_distil",
     "warm_start",
     "images",
 )
 # These write what they have found after each case: their `run` takes `save`.
-SAVED_BY_CASE = ("gpu",)
+SAVED_BY_CASE = ("distil", "gpu")
 
 
 def main(arguments: list[str]) -> int:
