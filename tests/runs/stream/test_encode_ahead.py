@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, stream, weights_of
-from ziggurat.data.streams.arrivals import Piece, Window
+from ziggurat.data.streams.journal import Piece, Window
 from ziggurat.errors import DataError
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.source import StreamWindows

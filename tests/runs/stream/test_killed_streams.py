@@ -22,7 +22,8 @@ from tests.killing import kill_after, mark_begin, wait_for_begin
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
 from ziggurat.data.encoded.dataset import EncodedWriter
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
-from ziggurat.data.streams import arrivals
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.row_spool import RowSpool
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError
 from ziggurat.runs.stream.run import stream_run
@@ -104,8 +105,8 @@ class Moments:
     """Lets a stream die at a moment of its life, before or behind a call that changes what is on the disk."""
 
     CALLS = (
-        (arrivals.Arrivals, "_save"),
-        (arrivals._Spool, "write"),
+        (Arrivals, "_save"),
+        (RowSpool, "write"),
         (EncodedWriter, "append"),
         (EncodedWriter, "close"),
         (WindowsFile, "append"),

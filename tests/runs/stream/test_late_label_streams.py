@@ -163,7 +163,7 @@ def test_a_stream_of_two_logs_that_dies_again_and_again_ends_with_the_same_bits(
             except KeyboardInterrupt:
                 moments.wait()
     assert lives > 4
-    assert {"Arrivals._save", "_Spool.write"} & moments.died_in, moments.died_in
+    assert {"Arrivals._save", "RowSpool.write"} & moments.died_in, moments.died_in
     assert_same_streams(tmp_path / "cut", tmp_path / "whole")
 
 

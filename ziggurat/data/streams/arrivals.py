@@ -28,7 +28,6 @@ LZ4. With windows of N rows the times of all files that arrive at once are in me
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import shutil
 import threading
@@ -56,7 +55,6 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import in_terms_of_roles
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
-from ziggurat.data.streams.finished_files import ends_amid_line
 from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, Journal, JournalFile, LabelLog, Piece, Window
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
 from ziggurat.data.streams.late_labels import (
@@ -72,19 +70,19 @@ from ziggurat.data.streams.late_labels import (
     report_keyless,
     report_second_rows,
 )
+from ziggurat.data.streams.new_files import NewFile, content_digest, record_of_copy, torn_names
+from ziggurat.data.streams.row_spool import FILE_ROW, RowSpool
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.data.teachers.growing import JoinedPart
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError, SchemaError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema, column_of
-from ziggurat.files import digest_of, sha256_of, writing_to
+from ziggurat.files import digest_of, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import DataPath, StoreFile, facts_of, is_url
 
 LATE = "late rows"
-_BLOCK_BYTES = 1 << 20  # of a file in a store that is digested
-_FILE_ROW = "file row:"  # no name of a feature has a colon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +304,7 @@ class Arrivals:
         found = self._take_files(new, copies, told=told) if new or copies else Taken()
         return found if self._late_labels is None else self._with_labels(found, labels, counts=counts, told=told)
 
-    def _take_files(self, new: Sequence[_NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
+    def _take_files(self, new: Sequence[NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
         """Take the rows of new files, and note which files are copies of others."""
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
         self._rows.mkdir(parents=True, exist_ok=True)
@@ -334,7 +332,7 @@ class Arrivals:
             bad=sum(file.bad for file in taken),
             again=tuple(copy.path for copy in copies),
             newest_s=self._newest_s,
-            torn=_torn(new),
+            torn=torn_names(new),
         )
 
     def _order_of_dates(self, paths: Sequence[DataPath]) -> DateOrder:
@@ -346,9 +344,9 @@ class Arrivals:
                 next(iter(self._data.source([path], bad_rows=BadRows()).frames(columns=self._read_columns)), None)
             raise
 
-    def _new_files(self, paths: Sequence[DataPath]) -> tuple[list[_NewFile], list[ArrivedFile]]:
+    def _new_files(self, paths: Sequence[DataPath]) -> tuple[list[NewFile], list[ArrivedFile]]:
         """Return the files that have not arrived before, and copies of files that have."""
-        new: list[_NewFile] = []
+        new: list[NewFile] = []
         new_digests: set[str] = set()
         copies: list[ArrivedFile] = []
         for path in paths:
@@ -358,9 +356,9 @@ class Arrivals:
                 continue
             # Files of this very call count as well: two copies may arrive together.
             if digest in new_digests or digest in self._digests:
-                copies.append(_copy(path, facts=facts, sha256=digest))
+                copies.append(record_of_copy(path, facts=facts, sha256=digest))
                 continue
-            new.append(_NewFile(path=path, facts=facts, sha256=digest))
+            new.append(NewFile(path=path, facts=facts, sha256=digest))
             new_digests.add(digest)
         return new, copies
 
@@ -381,7 +379,7 @@ class Arrivals:
         is_as_it_was = any((file.num_bytes, file.tag) == (num_bytes, str(tag)) for file in known)
         if is_as_it_was:
             return None
-        digest = _digest(path)
+        digest = content_digest(path)
         # The same content was written again, as `touch` or a copy does: nothing is new.
         if any(file.sha256 == digest for file in known):
             return None
@@ -422,7 +420,7 @@ class Arrivals:
         """Return how a file is opened for each look at its rows."""
         return lambda bad_rows: self._data.source([path], bad_rows=bad_rows)
 
-    def _take_file(self, file: _NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
+    def _take_file(self, file: NewFile, *, dealt: _Dealt | None, told: ProgressCallback) -> None:
         """Read a file, and put its rows where they belong."""
         path = file.path
         found = self._read_rows(self._opener(path), name=path.name, dealt=dealt, told=told)
@@ -553,7 +551,7 @@ class Arrivals:
         ) as bad_rows:
             source = opener(bad_rows)
             total = source.num_rows_hint()
-            with _Spool(self._rows, number=number) as spool:
+            with RowSpool(self._rows, number=number) as spool:
                 deal = self._hold if self._late_labels is not None else self._deal
                 for chunk in self._frames(source, columns=self._read_columns):
                     if self._has_types(chunk, bad_rows=bad_rows):
@@ -627,7 +625,7 @@ class Arrivals:
             dealt.first_row += arrived.rows
 
     def _deal(
-        self, chunk: RawChunk, spool: _Spool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
+        self, chunk: RawChunk, spool: RowSpool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
     ) -> None:
         """Write the rows of a chunk, those of each window together."""
         cut = self._cut_for(chunk)
@@ -709,7 +707,7 @@ class Arrivals:
         times: Float64[np.ndarray, " N"],
         known: Float64[np.ndarray, " N"],
         is_positive: Bool[np.ndarray, " N"],
-        spool: _Spool,
+        spool: RowSpool,
         *,
         counts: _Counts,
     ) -> None:
@@ -830,7 +828,7 @@ class Arrivals:
         return LabelLog(part=part, is_of_rows=is_of_rows, newest=keyed.newest())
 
     def _hold(
-        self, chunk: RawChunk, spool: _Spool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
+        self, chunk: RawChunk, spool: RowSpool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
     ) -> None:
         """Write the rows of a chunk by their windows, in which they wait for their labels."""
         assert dealt is None, "windows are those of the calendar"
@@ -918,7 +916,7 @@ class Arrivals:
             for copy in copies:
                 self._remember(copy)
             again += [copy.path for copy in copies]
-            torn += _torn(new)
+            torn += torn_names(new)
         late = self._release(is_over=False)
         files = self.journal.label_files[before:]
         return replace(
@@ -932,7 +930,7 @@ class Arrivals:
             torn=torn,
         )
 
-    def _take_labels(self, file: _NewFile, *, told: ProgressCallback) -> None:
+    def _take_labels(self, file: NewFile, *, told: ProgressCallback) -> None:
         """Read a file of labels, and keep those of its records that may be used."""
         late_labels = self._late_labels
         cut = self._cut
@@ -1030,7 +1028,7 @@ class Arrivals:
         dealt: list[tuple[int, Piece]] = []
         with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
             for file, pieces in itertools.groupby(held.pieces, key=lambda piece: piece.file):
-                with _Spool(self._rows, number=file, stem=f"{file:05}-labelled-{number:05}") as spool:
+                with RowSpool(self._rows, number=file, stem=f"{file:05}-labelled-{number:05}") as spool:
                     for _, chunk in self._chunks(pieces):
                         labelled = self._labelled(chunk, late_labels=late_labels, cut=cut)
                         self._deal(labelled, spool, bad_rows=bad_rows, dealt=None, counts=counts)
@@ -1193,10 +1191,10 @@ class Arrivals:
         with self._lock:
             file = self.journal.file(pieces[0][0].file)
         frame = pl.concat([each for _, each in pieces])
-        rows = frame[_FILE_ROW].to_numpy()
+        rows = frame[FILE_ROW].to_numpy()
         text = self._data.text
         chunk = RawChunk(
-            frame=frame.drop(_FILE_ROW),
+            frame=frame.drop(FILE_ROW),
             path=StoreFile(file.path) if is_url(file.path) else Path(file.path),
             # Behind a filter rows of the file have gaps, so `rows` below says each number again.
             first_row=int(rows[0]),
@@ -1367,28 +1365,6 @@ class Arrivals:
 _LATE = HISTORY - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _NewFile:
-    """A file whose rows are about to be taken, as it was when its digest was computed."""
-
-    path: DataPath
-    facts: tuple[str, int, int | str]
-    sha256: str
-
-    def refuse_changed(self) -> None:
-        """Refuse a file that changed while it was read: rows that came meanwhile would belong to no digest."""
-        if facts_of(self.path) != self.facts:
-            raise DataError(
-                expected="a file that nobody writes to while it is read",
-                found="it changed meanwhile",
-                where=str(self.path),
-                ways_out=(
-                    "give the same command again when it is whole: nothing of it was taken",
-                    "write files elsewhere, and rename them into the folder when they are whole",
-                ),
-            )
-
-
 class _Source(Protocol):
     """Rows that are read once more at each call of `frames`."""
 
@@ -1443,86 +1419,6 @@ class _Counts:
     keys: KeyedRuns = field(default_factory=KeyedRuns)
 
 
-class _Spool:
-    """Rows of one raw file, row groups of windows: `00007.parquet`, and further ones where types change.
-
-    Args:
-        folder: where they are written.
-        number: of the raw file.
-        stem: of their names; "": the number.
-    """
-
-    def __init__(self, folder: Path, *, number: int, stem: str = "") -> None:
-        self._folder = folder
-        self._number = number
-        self._stem = stem or f"{number:05}"
-        self._writer: ParquetFile | None = None
-        self._schema: pa.Schema | None = None
-        self._part = ""
-        self._num_parts = 0
-        self._num_groups = 0
-        self.pieces: list[tuple[int, Piece]] = []
-
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def write(self, chunk: RawChunk, windows: Int64[np.ndarray, " N"], *, state: LabelState | None = None) -> None:
-        """Write the rows of a chunk by their windows; with a state those in which they are trained."""
-        # The number in the file travels along, since the sort and the cut lose it.
-        frame = chunk.frame.with_columns(pl.Series(_FILE_ROW, chunk.file_rows, dtype=pl.Int64))
-        # Files in order of time, the usual ones, spare the copy of all columns.
-        if (windows[1:] < windows[:-1]).any():
-            # Stable: within a window rows keep the order of the file.
-            order = np.argsort(windows, kind="stable")
-            frame = frame[order]
-            windows = windows[order]
-        table = frame.to_arrow()
-        # Types can differ between chunks of a file of text, and a Parquet file has one schema.
-        is_same = table.schema == self._schema
-        writer = self._writer if self._writer is not None and is_same else self._begin(table.schema)
-        # The keys are sorted, so a window is one slice, and its first index is where the slice begins.
-        keys, firsts = np.unique(windows, return_index=True)
-        ends = [*firsts[1:].tolist(), len(windows)]
-        for key, first, end in zip(keys.tolist(), firsts.tolist(), ends, strict=True):
-            with writing_to(self._folder / self._part, FileError):
-                writer.write_table(table.slice(first, end - first), row_group_size=end - first)
-            piece = Piece(file=self._number, part=self._part, group=self._num_groups, rows=end - first, state=state)
-            self.pieces.append((key, piece))
-            self._num_groups += 1
-
-    def _begin(self, schema: pa.Schema) -> ParquetFile:
-        self._close()
-        suffix = f"-{self._num_parts}" if self._num_parts else ""
-        self._part = f"{self._stem}{suffix}.parquet"
-        self._schema = schema
-        path = self._folder / self._part
-        # Rows are read back once and whole, so statistics help nobody, and checksums find a damaged disk.
-        # A dictionary of numbers doubles the time of writing; without one text is a third larger while it waits.
-        with writing_to(path, FileError):
-            writer = ParquetFile(
-                path,
-                schema,
-                compression="lz4",
-                use_dictionary=False,
-                write_statistics=False,
-                write_page_checksum=True,
-            )
-        self._writer = writer
-        self._num_parts += 1
-        self._num_groups = 0
-        return writer
-
-    def _close(self) -> None:
-        writer = self._writer
-        self._writer = None
-        if writer is not None:
-            with writing_to(self._folder / self._part, FileError):
-                writer.close()
-
-
 def _later(first: float | None, second: float) -> float | None:
     """Return the later of two moments, of which the first may not be known; None where neither is."""
     latest = second if first is None else max(first, second)
@@ -1545,30 +1441,6 @@ def _reading(data: DataConfig, schema: Schema, *, also: Sequence[str]) -> str:
         "time": schema.time,
     }
     return digest_of(settings)
-
-
-def _torn(files: Iterable[_NewFile]) -> tuple[str, ...]:
-    """Return the names of files whose last row may be the first half of one."""
-    return tuple(str(file.path) for file in files if ends_amid_line(file.path))
-
-
-def _copy(path: DataPath, *, facts: tuple[str, int, int | str], sha256: str) -> ArrivedFile:
-    """Return the record of a file whose rows had arrived before, under another name."""
-    place, num_bytes, tag = facts
-    return ArrivedFile(
-        path=str(path), place=place, num_bytes=num_bytes, tag=str(tag), sha256=sha256, first_row=0, rows=0
-    )
-
-
-def _digest(path: DataPath) -> str:
-    if isinstance(path, Path):
-        return sha256_of(path)
-    # A store has no path to hash, so its bytes are read through it.
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _refuse_other_settings(stored: StreamConfig, given: StreamConfig, *, where: str) -> None:

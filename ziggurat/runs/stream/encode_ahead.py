@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ziggurat.data.streams.arrivals import Window
+from ziggurat.data.streams.journal import Window
 from ziggurat.training.records.windows import HistoryRows, TaughtRows
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import label_column
-from ziggurat.data.streams.arrivals import Window
+from ziggurat.data.streams.journal import Window
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.features.inputs import LabelSpec
 

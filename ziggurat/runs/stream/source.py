@@ -26,9 +26,10 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
+from ziggurat.data.streams.journal import Window
 from ziggurat.data.streams.late_labels import counts_in_words
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import (

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from ziggurat.data.encoded.records import extra_column, numbers_of
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.journal import Window
 from ziggurat.data.teachers.growing import GrowingSideTable, JoinedPart, WindowTable
 from ziggurat.data.teachers.join import (
     AGE,

@@ -26,7 +26,8 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.streams.arrivals import Arrivals, Window
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.journal import Window
 from ziggurat.data.streams.label_delay import DelayConfig, delayed_label, inputs_with_state, labels_ahead, with_state
 from ziggurat.data.streams.stability import BucketCounts
 from ziggurat.errors import ZigguratError
