@@ -8,7 +8,7 @@ the drift generator, the same with a teacher that is biased, MovieLens-1M by tim
 
     labels           the student without a teacher
     single           the served logits learn from both, w = 1
-    single chosen    w of 0.1, 0.3, 1, 3
+    single chosen    w of 0.1, 0.3, 1, 3, 9
     aux              an auxiliary head, w = α = β = 1
     aux from 1/2     the same, whose head starts at 1/2 and not at the mean of its targets
     scaled           an auxiliary head with (α, β, w) out of six
@@ -48,7 +48,7 @@ from ziggurat.training.distillation import DistilConfig, DistilHead
 
 SINGLE = DistilConfig(head=DistilHead.SINGLE_HEAD)
 AUX = DistilConfig(head=DistilHead.AUX_HEAD)
-WEIGHTS = (0.1, 0.3, 1.0, 3.0)
+WEIGHTS = (0.1, 0.3, 1.0, 3.0, 9.0)
 SCALINGS = ((1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 1.0, 1.0), (3.0, 1.0, 3.0), (1.0, 3.0, 3.0), (3.0, 3.0, 3.0))
 
 
@@ -269,9 +269,10 @@ def kept_figure(name: str, fresh: Condition, stale: Condition, *, arm: str, goal
 def table_of(condition: Condition) -> str:
     """Return a Markdown table of all arms."""
     teacher = mean_of(condition.teacher)
+    met = f"; it has met the users of {teacher['known_users']:.1%} of the rows" if "known_users" in teacher else ""
     lines = [
         f"`{condition.name}`: the teacher has an AUC of {teacher['auc']:.4f}, an NE of {teacher['ne']:.4f} and a "
-        f"calibration of {teacher['calibration']:.3f}.",
+        f"calibration of {teacher['calibration']:.3f}{met}.",
         "",
         "| learns from | AUC | gain ± sd | p | transfer | NE | gain | p | calibration | settings |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",

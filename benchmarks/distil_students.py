@@ -362,10 +362,13 @@ class Seed:
         return self.own(times)[window].column(label_column(self.rows.label)).to_numpy()
 
     def of_teacher(self, stale: int, *, times: int = 1) -> Outcome:
-        """Return the metrics of the teacher on a student's rows."""
-        scores = self.told[stale].scores
+        """Return the metrics of the teacher on a student's rows; of the test, whose users it has met, too."""
+        told = self.told[stale]
         count = times * self.size.own
-        return outcome_of(self.size, lambda at: scores[at][:count], lambda at: self.labels(at, times=times))
+        found = outcome_of(self.size, lambda at: told.scores[at][:count], lambda at: self.labels(at, times=times))
+        if not self.world.user:
+            return found
+        return replace(found, test=found.test | {"known_users": told.known})
 
     def of_student(self, which: Student, stale: int) -> Outcome:
         """Stream a student over its windows, each scored before it is trained.

@@ -210,6 +210,8 @@ def test_a_student_is_scored_before_it_is_trained() -> None:
 
 def test_a_student_reads_vectors_of_its_users() -> None:
     seed = seed_of("sessions")
+    known = seed.of_teacher(0).test["known_users"]
+    assert 0.0 < seed.of_teacher(1).test["known_users"] < known < 1.0
     learned = seed.of_student(Student(reads_vectors=True), 0)
     assert seed.of_student(Student(reads_vectors=True), 0) == learned
     for words in seed.told[0].histories[SMALL.first :]:
