@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ziggurat as zg
 from tests.models.test_zoo import array, build, mlp, parts
 from ziggurat.errors import ConfigError
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import Task
 from ziggurat.models import ESMMConfig, MLPConfig, MMoEConfig, ModelConfig, PLEConfig, build_model
 from ziggurat.models.blocks.funnel import conditional_logits, funnel_logits
@@ -130,3 +132,18 @@ def test_nothing_to_mix_is_refused() -> None:
         MMoEConfig(num_experts=0)
     with pytest.raises(ConfigError, match="one expert or more"):
         PLEConfig(expert=NONE)
+
+
+def test_a_funnel_of_steps_that_are_known_of_some_rows_is_refused() -> None:
+    click = zg.Label(name="click")
+    buy = zg.Label(name="buy", missing=MissingLabel.LEFT_OUT)
+    funnels = (ESMMConfig(), MMoEConfig(funnel=True), PLEConfig(funnel=True))
+    for model in (*funnels, MMoEConfig()):
+        for labels in ((click, buy), (click, dataclasses.replace(buy, missing=MissingLabel.BAD_ROW))):
+            schema = zg.Schema(features=(zg.Dense(name="price"),), labels=labels)
+            config = zg.table_run(model, schema)
+            if model in funnels and labels[1] is buy:
+                with pytest.raises(ConfigError, match='missing = "left_out" of buy'):
+                    config.check()
+            else:
+                config.check()

@@ -14,6 +14,7 @@ Cost: L networks, 2·d·h FLOPs a sample for each first layer (d = width of x).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Label
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel
+from ziggurat.models.blocks.funnel import check_funnel, refuse_unknown_steps
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -68,6 +70,10 @@ class ESMMConfig:
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
+
+    def check_labels(self, labels: Sequence[Label]) -> None:
+        """Refuse labels of a schema that are no funnel."""
+        refuse_unknown_steps(labels, where="labels of the schema, model esmm")
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

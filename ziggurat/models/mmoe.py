@@ -15,6 +15,7 @@ Cost: E·2·d·h FLOPs a sample for the first layers of experts (d = width of x)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Label
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.experts import Experts, Gate, check_experts
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel
+from ziggurat.models.blocks.funnel import check_funnel, refuse_unknown_steps
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -83,6 +85,11 @@ class MMoEConfig:
 
     def __post_init__(self) -> None:
         check_experts(self.expert, counts={"num_experts": self.num_experts}, where="MMoE settings")
+
+    def check_labels(self, labels: Sequence[Label]) -> None:
+        """Refuse labels of a schema that are no funnel, where they are to be one."""
+        if self.funnel:
+            refuse_unknown_steps(labels, where="model.funnel = true, model mmoe")
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

@@ -17,6 +17,7 @@ Cost: at each level (L·own + shared) experts, and gates of 2·in·(own + shared
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -26,10 +27,11 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Label
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.experts import Experts, Gate, check_experts
 from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.funnel import check_funnel
+from ziggurat.models.blocks.funnel import check_funnel, refuse_unknown_steps
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -98,6 +100,11 @@ class PLEConfig:
             "num_own_experts": self.num_own_experts,
         }
         check_experts(self.expert, counts=counts, where="PLE settings")
+
+    def check_labels(self, labels: Sequence[Label]) -> None:
+        """Refuse labels of a schema that are no funnel, where they are to be one."""
+        if self.funnel:
+            refuse_unknown_steps(labels, where="model.funnel = true, model ple")
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

@@ -28,7 +28,7 @@ from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
-from ziggurat.recipes.events_check import check_events
+from ziggurat.recipes.events_check import check_events, check_labels
 from ziggurat.recipes.growing_check import check_growing
 from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
@@ -267,6 +267,7 @@ class RunConfig:
             self.table_schema, model=self.model, exchange=self.parallel.exchange, context=self.parallel.context
         )
         check_events(self.table_schema, model=self.model)
+        check_labels(self.table_schema, model=self.model)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         self._check_sessions()
         if schema.labels:

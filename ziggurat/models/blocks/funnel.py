@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Label, MissingLabel
 
 # 1 − p is kept above 0, where the logit would be infinite; FP32 has 1.2e-38 as its last normal number.
 _LEAST = 1e-37
@@ -78,5 +79,26 @@ def check_funnel(inputs: InputSpec, *, where: str) -> None:
             ways_out=(
                 "take these labels out of the schema, or make them binary (positive_from)",
                 "mmoe or ple without model.funnel, which take labels of any kind",
+            ),
+        )
+
+
+def refuse_unknown_steps(labels: Sequence[Label], *, where: str) -> None:
+    """Refuse later steps that are known of some rows only: of the rows where the step before happened, as a rule.
+
+    The product of a row is then compared with what holds for those who came so far, and every chance is too high.
+
+    Raises:
+        ConfigError: a label behind the first one is left out where it is missing.
+    """
+    unknown = [label.name for label in labels[1:] if label.missing is MissingLabel.LEFT_OUT]
+    if unknown:
+        raise ConfigError(
+            expected="a funnel whose later labels are known of every row: 0 where the step before did not happen",
+            found=f'missing = "left_out" of {", ".join(unknown)}',
+            where=where,
+            ways_out=(
+                'write 0 into the empty cells of the data, and take missing = "left_out" out of the schema',
+                "mmoe or ple without model.funnel, whose labels may be known of some rows",
             ),
         )
