@@ -200,6 +200,19 @@ def test_a_damaged_journal_is_named_and_its_way_out_works(tmp_path: Path) -> Non
     make(tries(tmp_path), number=2)
 
 
+@pytest.mark.parametrize("cut", [1, 7, 40])
+def test_a_line_that_a_worker_did_not_finish_is_no_damage(tmp_path: Path, cut: int) -> None:
+    make(tries(tmp_path), number=3)
+    journal = tmp_path / "journal.log"
+    journal.write_bytes(journal.read_bytes()[:-cut])
+    found = tries(tmp_path)
+    # The try whose end was being written is there to be finished.
+    make(found, number=2)
+    assert [each.ended for each in found.all()] == [Ended.COMPLETE] * 4
+    assert [each.ended for each in tries(tmp_path).all()] == [Ended.COMPLETE] * 4
+    assert journal.read_bytes().endswith(b"\n")
+
+
 def test_optuna_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}")

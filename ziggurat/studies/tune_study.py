@@ -297,9 +297,11 @@ class Tries:
             return {}
         with _as_ours(self._where):
             importance = importlib.import_module("optuna.importance")
-            evaluator = importance.PedAnovaImportanceEvaluator()
             try:
-                return dict(importance.get_param_importances(self._study, evaluator=evaluator))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that some settings stand in few tries: the guide says it
+                    evaluator = importance.PedAnovaImportanceEvaluator()
+                    return dict(importance.get_param_importances(self._study, evaluator=evaluator))
             except (ValueError, RuntimeError):  # no setting that all of the best tries have
                 return {}
 
@@ -339,35 +341,56 @@ def _storage(folder: Path, *, url: str) -> Any:
                 ),
             ) from error
     journal = importlib.import_module("optuna.storages.journal")
-    storages = optuna().storages
-    return storages.JournalStorage(journal.JournalFileBackend(str(folder / "journal.log")))
+    path = folder / "journal.log"
+    lock = journal.JournalFileSymlinkLock(str(path))
+    backend = journal.JournalFileBackend(str(path), lock_obj=lock)
+    lock.acquire()
+    try:
+        _cut_torn_line(path)
+    finally:
+        lock.release()
+    return optuna().storages.JournalStorage(backend)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove the line that a worker did not finish, killed amid it or on a full disk.
+
+    Optuna reads a journal up to such a line, and appends behind it: the line in the middle is then damage. What it
+    would have said is said again by whoever goes on with the try.
+    """
+    with path.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 def _sampler(kind: Sampler, *, seed: int, number: int) -> Any:
+    """Return the sampler of one try."""
     samplers = optuna().samplers
+    own = _mixed(seed, number)
+    makers: dict[Sampler, Callable[[], Any]] = {
+        Sampler.TPE: lambda: samplers.TPESampler(seed=own),
+        Sampler.RANDOM: lambda: samplers.RandomSampler(seed=own),
+        # Of one sequence, whose place the study knows; what stands in some tries only is drawn anew in each.
+        Sampler.QMC: lambda: samplers.QMCSampler(
+            seed=seed, scramble=True, independent_sampler=samplers.RandomSampler(seed=own)
+        ),
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a class is experimental
-        if kind is Sampler.TPE:
-            return samplers.TPESampler(seed=_mixed(seed, number))
-        if kind is Sampler.QMC:
-            # Of one sequence, whose place the study knows; what stands in some tries only is drawn anew in each.
-            return samplers.QMCSampler(
-                seed=seed, scramble=True, independent_sampler=samplers.RandomSampler(seed=_mixed(seed, number))
-            )
-        return samplers.RandomSampler(seed=_mixed(seed, number))
+        return makers[kind]()
 
 
 def _pruner(kind: Pruner) -> Any:
     pruners = optuna().pruners
+    makers: dict[Pruner, Callable[[], Any]] = {
+        Pruner.HYPERBAND: pruners.HyperbandPruner,
+        Pruner.MEDIAN: pruners.MedianPruner,
+        Pruner.WILCOXON: pruners.WilcoxonPruner,
+        Pruner.NONE: pruners.NopPruner,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if kind is Pruner.HYPERBAND:
-            return pruners.HyperbandPruner()
-        if kind is Pruner.MEDIAN:
-            return pruners.MedianPruner()
-        if kind is Pruner.WILCOXON:
-            return pruners.WilcoxonPruner()
-        return pruners.NopPruner()
+        return makers[kind]()
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Value:
