@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ziggurat as zg
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.config import override
@@ -21,10 +23,11 @@ from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratEr
 from ziggurat.ops.machine.memory import Memory
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.recipes.run_config import load_config
-from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.studies import tune as tune_module
 from ziggurat.studies.compare import CompareConfig, base_run, compare
 from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_own import OwnData, own_data
 from ziggurat.studies.compare_report import markdown
 from ziggurat.studies.scaling_runs import ScaleConfig, scale
 from ziggurat.studies.tune import TuneConfig, Watch, spaces_of, tune
@@ -194,6 +197,100 @@ def test_settings_that_cannot_be_built_are_tries_without_a_value(tmp_path: Path)
     assert "heads" in caught.value.found
 
 
+def test_reports_of_a_study_that_goes_on_take_a_small_share_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_module, "_REPORT_EVERY_S", -1.0)
+    written: list[bool] = []
+
+    def count(tuning: object, folder: Path, *, is_live: bool) -> None:
+        written.append(is_live)
+
+    monkeypatch.setattr("ziggurat.studies.tune_report.write_tuning", count)
+    asked = config(models=("logistic_regression",), narrowed=(), budget=2, max_epochs=1)
+    for share, live in ((0.0, 1), (1e9, 2)):
+        monkeypatch.setattr(tune_module, "_REPORT_SHARE", share)
+        written.clear()
+        tune(asked, out=tmp_path / str(share))
+        assert written == [True] * live + [False]
+
+
+# ------------------------------------------------------------------------------------------- a table of one's own
+
+
+def shop(folder: Path, changes: dict[str, str]) -> OwnData:
+    """A small table, of which a fifth are positives."""
+    rows = ["price,shop,bought"]
+    rows += [f"{number % 17},{'abcde'[number % 5]},{int(number % 17 + number % 5 > 16)}" for number in range(1200)]
+    (folder / "shop.csv").write_text("\n".join(rows) + "\n")
+    features = (zg.Dense(name="price"), zg.Categorical(name="shop"))
+    schema = zg.Schema(features=features, labels=(zg.Label(name="bought"),))
+    run = zg.table_run(zg.DNNConfig(deep=zg.MLPConfig(hidden_dims=(8,))), schema)
+    given = {"data.train": str(folder / "shop.csv"), "training.epochs": "2", "training.loader.batch_size": "128"}
+    return own_data(run, given | changes, name="shop")
+
+
+def of_shop(own: OwnData, **changes: object) -> TuneConfig:
+    given = {"data": own, "protocol": Protocol.RECIPE, "max_epochs": 0, "budget": 1, "narrowed": ()}
+    return config(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def int8_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of one try whose tables are kept in INT8."""
+    folder = tmp_path_factory.mktemp("int8")
+    tune(of_shop(shop(folder, {"tables.weights": "int8"})), out=folder / "tuned")
+    return folder
+
+
+def test_a_try_is_the_run_that_train_makes_of_its_settings(int8_study: Path, tmp_path: Path) -> None:
+    tried = int8_study / "tuned" / "tries" / "dnn" / "try0_seed1000"
+    trained = train_run(load_config(tried), folder=tmp_path / "run")
+    record = json.loads((tried / "run.json").read_text())
+    # Both start at the share of positives, from the same rows of tables; to the bit.
+    assert trained.evaluations["valid"].metrics == record["valid"]
+    assert "bought" in json.loads((tried / "startup.json").read_text())["Training"]["scores start at"]
+
+
+def test_formats_of_tables_are_settings_of_a_study(int8_study: Path, tmp_path: Path) -> None:
+    plain = shop(int8_study, {})
+    with pytest.raises(ConfigError, match=r"tables, .* of dnn \(other\)"):
+        tune(of_shop(plain), out=int8_study / "tuned")
+    # A comparison keeps rows as the tries did, also where nobody says it again.
+    asked = CompareConfig(
+        data=plain, models=("dnn",), seeds=1, protocol=Protocol.RECIPE, tuned=str(int8_study / "tuned")
+    )
+    found = compare(asked, out=tmp_path)
+    assert load_config(found.models[0].folders[0]).tables.weights.value == "int8"
+
+
+def test_settings_beside_recipes_are_refused_where_recipes_say_otherwise(int8_study: Path) -> None:
+    tuned = read_tuned(int8_study / "tuned")
+    tuned.refuse_settings({"training.epochs": "2", "data.train": "elsewhere.csv", "model.cross.rank": "3"})
+    for changes in ({"training.epochs": "5"}, {"model.embedding-dim": "64"}, {"tables.weights": "fp32"}):
+        with pytest.raises(ConfigError, match="recipes say otherwise") as caught:
+            tuned.refuse_settings(changes)
+        assert caught.value.ways_out[1].split("ziggurat compare ")[1].startswith(str(int8_study / "tuned" / "dnn.json"))
+    tuned.refuse_fewer_epochs(0)
+    tuned.refuse_fewer_epochs(2)
+    with pytest.raises(ConfigError, match="max_epochs = 1, of dnn 2"):
+        tuned.refuse_fewer_epochs(1)
+
+
+def test_settings_that_compared_runs_do_not_follow_are_refused(tmp_path: Path) -> None:
+    for changes in (
+        {"warm_start.run": "runs/first"},
+        {"delayed.loss": "fnw"},
+        {"device": "cuda"},
+        {"warm_start.run": "runs/first", "device": "cuda"},
+    ):
+        with pytest.raises(ConfigError, match="settings of ") as caught:
+            shop(tmp_path, changes)
+        words = shlex.split(caught.value.ways_out[0].partition(": ")[2])
+        ways = {name.removeprefix("--"): text for name, text in zip(words[::2], words[1::2], strict=True)}
+        shop(tmp_path, changes | {name.replace("-", "_"): text for name, text in ways.items()})
+
+
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
@@ -202,7 +299,7 @@ def test_a_study_of_other_data_or_another_space_is_refused(study: Path) -> None:
     for changes, match in (
         ({"rows": ROWS + 500}, "other training rows"),
         ({"narrowed": (*SMALL, "dropout=0..0.1")}, r"space of dnn \(other\)"),
-        ({"max_epochs": 1}, r"given of dnn \(other\)"),
+        ({"max_epochs": 1}, r"settings as given \(of training, .*\) of dnn \(other\)"),
         ({"seed": 7}, "seed: 1000 there, 7 now"),
         ({"sampler": Sampler.RANDOM}, "sampler: tpe there, random now"),
         ({"metric": "log_loss"}, "metric: auc there, log_loss now"),
@@ -404,7 +501,10 @@ def test_a_table_of_ones_own_is_tuned_from_the_command_line(
     assert main(["tune", *words, "--model", "dnn", "--budget", "1", *small, "--out", "tuned"]) == 0
     shown = capsys.readouterr().out
     assert "tuned/dnn.json" in shown
-    assert main(["compare", *words, "--tuned", "tuned", "--seeds", "1", "--out", "compared"]) == 0
+    again = ["compare", *words[:5], "--tuned", "tuned", "--seeds", "1", "--out", "compared"]
+    assert main([*again, "--epochs", "3"]) == 2
+    assert "--training.epochs 3, which recipes say otherwise" in capsys.readouterr().err
+    assert main([*again, "--epochs", "1"]) == 0
     assert "dnn (tuned, 1 tries)" in capsys.readouterr().out
     assert main(["train", "--config", "tuned/dnn.json", "--out", "trained"]) == 0
 

@@ -137,10 +137,13 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.studies.scaling_report import LAW_COLUMNS, law_rows, point_columns, point_rows, write_scaling
     from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
     from ziggurat.studies.scaling_runs import scale as run_scaling
+    from ziggurat.studies.tuned import read_tuned
     from ziggurat.training.report.progress import show_progress
 
     changes = settings_given(rest)
     refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
+    if options.tuned:
+        read_tuned(options.tuned).refuse_settings(changes)
     config = ScaleConfig(
         models=names_in(options.models),
         factors=factors_of(options.compute, points=options.points),
@@ -195,6 +198,8 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     data = data_named(options.data[0], options.schema, changes, own=own_models(options))
     own = own_models(options)
     tuned = read_tuned(options.tuned, own=own) if options.tuned else None
+    if tuned is not None:
+        tuned.refuse_settings(changes)
     usual = "recipe" if isinstance(data, OwnData) else "bars"
     protocol = options.protocol or (usual if tuned is None else tuned.protocol.value)
     names = names_in(options.models) or (names_in(DEFAULT_MODELS) if tuned is None else tuple(tuned.recipes))

@@ -39,11 +39,13 @@ import torch
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.schema import Schema
 from ziggurat.models import build_model
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.converted import take_precision
 from ziggurat.precision import Precision
 from ziggurat.precision.choice import resolve_precision
+from ziggurat.recipes.events_check import check_labels
 from ziggurat.recipes.protocols import (
     Protocol,
     averaged,
@@ -280,7 +282,7 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
     _refuse_missing_precisions(config.precisions)
     data = prepare_run(base, progress=progress)
     require_splits(data, with_test=True)
-    refuse_what_does_not_fit(chosen, data=data)
+    refuse_what_does_not_fit(chosen, schema=base.table_schema, data=data)
     _refuse_unreached_products(chosen, config.precisions, data=data)
     folder = Path(out) / f"{config.data_name}-{config.protocol.value}"
     tuned = _tuned(config, data=data)
@@ -303,6 +305,7 @@ def _tuned(config: CompareConfig, *, data: PreparedData) -> Tuned | None:
             where=f"settings of a comparison, tuned = {config.tuned}",
             ways_out=(f"--protocol {tuned.protocol.value}", f'judged_by="{tuned.metric}" in Python', "tune anew"),
         )
+    tuned.refuse_fewer_epochs(config.max_epochs)
     tuned.refuse_seeds(config.seeds)
     tuned.refuse_other_data(data)
     return tuned
@@ -366,10 +369,11 @@ def base_run(config: CompareConfig) -> RunConfig:
     return data_run(config.data, source=config.source, rows=config.rows)
 
 
-def refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, data: PreparedData) -> None:
+def refuse_what_does_not_fit(chosen: Mapping[str, ModelSettings], *, schema: Schema, data: PreparedData) -> None:
     """Build every model without its tables: one that does not fit fails before others have trained for hours."""
     for name, settings in chosen.items():
         try:
+            check_labels(schema, model=settings.model)
             build_model(settings.model, data.inputs, seed=0, draw_tables=False)
         except (ConfigError, SchemaError) as error:
             raise ConfigError(
@@ -491,9 +495,7 @@ class _Place:
         """The run of one variant and seed."""
         config = self.config
         if self.tuned is not None:
-            recipe = self.tuned.recipes[entry.model]
-            model = recipe.model
-            training = recipe.training
+            base = self.tuned.applied(entry.model, self.base)
         else:
             model, training = settings_by_protocol(
                 settings,
@@ -502,6 +504,8 @@ class _Place:
                 metric=config.metric,
                 num_rows=self.data.train.num_rows,
             )
+            base = dataclasses.replace(self.base, model=model, training=training)
+        training = base.training
         loader: LoaderConfig = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
         folder = self.folder / entry.model
@@ -510,9 +514,7 @@ class _Place:
             training = dataclasses.replace(training, precision=entry.precision)
         if config.max_epochs:
             training = dataclasses.replace(training, epochs=min(training.epochs, config.max_epochs))
-        run = dataclasses.replace(
-            self.base, recipe=f"compare_{config.data_name}_{entry.model}", model=model, training=training
-        )
+        run = dataclasses.replace(base, recipe=f"compare_{config.data_name}_{entry.model}", training=training)
         return RunRequest(
             model=entry.model,
             variant=index,

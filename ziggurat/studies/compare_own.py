@@ -27,12 +27,15 @@ from ziggurat.features.schema import Schema, Task
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.models.build import kind_of
 from ziggurat.models.sequence.next_item import NextItemConfig
+from ziggurat.parallel.device import Device
 from ziggurat.recipes.catalogue import table_model
 from ziggurat.recipes.history_rankers import history_rankers
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training import metrics
+from ziggurat.training.delayed_losses import DelayedLoss
+from ziggurat.training.distillation import DistilHead
 from ziggurat.training.metrics.accumulator import has_metrics
 from ziggurat.training.metrics.metric import Metric, deciding, loss_metric
 
@@ -56,6 +59,36 @@ class OwnData:
     model_changes: tuple[tuple[str, str], ...] = ()
     training_changes: Mapping[str, str] = field(default_factory=dict)
     metric: str = ""
+
+    def __post_init__(self) -> None:
+        refuse_what_runs_do_not_follow(self.run)
+
+
+def refuse_what_runs_do_not_follow(run: RunConfig) -> None:
+    """Refuse settings that the runs of a comparison, of tuning and of scaling would leave out without a word.
+
+    Raises:
+        ConfigError: the model is to learn from teachers, from late labels, from another run or in towers, or on a GPU.
+    """
+    idle = {
+        "--distil none": run.distil.head is not DistilHead.NONE,
+        "--delayed.loss none": run.delayed.loss is not DelayedLoss.NONE,
+        "--warm-start.run ''": bool(run.warm_start.run),
+        "--towers none": run.towers is not None,
+        "--device cpu": run.device is Device.CUDA,
+    }
+    ways = [way for way, is_set in idle.items() if is_set]
+    if ways:
+        found = ", ".join(way.split()[0].removeprefix("--").replace("-", "_") for way in ways)
+        raise ConfigError(
+            expected="a run whose models learn from labels alone, from drawn weights, flat and on the CPU",
+            found=f"settings of {found}",
+            where="data and settings of a comparison, of tuning or of scaling",
+            ways_out=(
+                f"compare without them: {' '.join(ways)}",
+                "train each with `ziggurat train`, and set the finished runs side by side: ziggurat compare RUN RUN",
+            ),
+        )
 
 
 def own_data(run: RunConfig, changes: Mapping[str, str], *, name: str = "") -> OwnData:

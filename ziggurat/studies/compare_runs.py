@@ -27,6 +27,7 @@ from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import BatchShape
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format, replacing
@@ -36,6 +37,7 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.runs.data_record import rows_of_split
+from ziggurat.runs.start import start_at_base_rates
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.hooks.hook import Hook
@@ -153,11 +155,19 @@ class RunRequest:
 
 
 def digest_of(config: RunConfig) -> str:
-    """A digest of the data, model and training settings; not of names and of the kernel, which differs by rounding."""
+    """Return a digest of all settings that a run follows; not of names and of the kernel, which differs by rounding."""
     tables = dataclasses.replace(config.model.embedding, kernel=KernelChoice.AUTO)
     model = dataclasses.replace(config.model, embedding=tables)
     data = [*to_json([config.dataset.name, config.dataset.rows, config.data.split]), config.table_schema.to_state()]
-    return digest_of_data([*data, *to_json([config.teacher, model, config.training])])[:16]
+    return digest_of_data([*data, *to_json([config.teacher, model, config.training]), *formats_of(config)])[:16]
+
+
+def formats_of(config: RunConfig) -> list[object]:
+    """Return the settings of what rows of tables are kept as, for digests.
+
+    [] where they are the usual ones: digests that were written before formats were a part of them stay what they are.
+    """
+    return [] if config.tables == TablesConfig() else [to_json(config.tables)]
 
 
 def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:
@@ -185,14 +195,17 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     protocol = request.protocol or require_one_protocol([(request.model, request.config)])
     if started:
         _refuse_other_data(request.folder, data=data)
-    trainer, cost = _trainer(request, data=data, read_test=read_test, progress=progress)
+    trainer, cost, starts_at = _trainer(request, data=data, read_test=read_test, progress=progress)
     if not started:
         # Before the first step, so that a run that was interrupted shows what it was trained on.
         _DATA.write(request.folder / DATA, content_of(data))
         CONFIG.write(trainer.folder.config, run_config_to_json(request.config))
         INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
     if record is None:
-        STARTUP.write(trainer.folder.startup, startup_report(trainer.step, data={}).sections)
+        report = startup_report(trainer.step, data={})
+        if starts_at:
+            report.sections["Training"]["scores start at"] = starts_at
+        STARTUP.write(trainer.folder.startup, report.sections)
     begin = time.perf_counter()
     fit = trainer.fit(resume=started, hooks=request.hooks)
     if record is None:
@@ -277,7 +290,8 @@ def require_splits(data: PreparedData, *, with_test: bool) -> None:
 
 def _trainer(
     request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress
-) -> tuple[Trainer, RunCost]:
+) -> tuple[Trainer, RunCost, str]:
+    """Return a trainer that has not begun, the cost of its model, and what its scores start at ("" if at 50 %)."""
     require_splits(data, with_test=read_test)
     config = request.config
     config.check()
@@ -285,11 +299,12 @@ def _trainer(
     seed = config.training.seed
     made = config.tables.make_storage(seed=seed)
     model = build_model(config.model, data.inputs, seed=seed, make_storage=made)
+    starts_at = start_at_base_rates(model, data) if config.training.start_at_base_rate else ""
     model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
     shares = with_unknown_shares(config.training.unknown_ids, data)
     training = dataclasses.replace(config.training, unknown_ids=shares)
     trainer = Trainer(model, config=training, train=data.train, valid=data.valid, folder=run.path, progress=progress)
-    return trainer, RunCost.of(model)
+    return trainer, RunCost.of(model), starts_at
 
 
 def _logged_rate(run: RunFolder) -> float:

@@ -253,9 +253,10 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
             for seed in range(config.seeds):
                 progress.say(f"{name}, {factor:g}x, seed {seed}")
                 settings = training if recipe is None else recipe.training
+                tables = base.tables if recipe is None else recipe.tables
                 loader = dataclasses.replace(settings.loader, seed=seed)
                 settings = dataclasses.replace(settings, seed=seed, threads=config.threads, loader=loader)
-                run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings)
+                run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings, tables=tables)
                 request = RunRequest(
                     model=name,
                     variant=0,

@@ -47,7 +47,15 @@ from ziggurat.studies.compare import CompareConfig, base_run, refuse_what_does_n
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData
 from ziggurat.studies.compare_questions import questions_of
-from ziggurat.studies.compare_runs import RunCost, RunRequest, content_of, digest_of, finish_run, require_splits
+from ziggurat.studies.compare_runs import (
+    RunCost,
+    RunRequest,
+    content_of,
+    digest_of,
+    finish_run,
+    formats_of,
+    require_splits,
+)
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
@@ -67,6 +75,9 @@ if TYPE_CHECKING:
 SEED = 1000  # of tries: comparisons take 0, 1, 2, …
 _MAX_FAILED = 3
 _REPORT_EVERY_S = 60.0
+_REPORT_SHARE = 0.01  # of the processor seconds of tries, that reports of a study that goes on may take
+# What a study keeps of each model, in words for whoever asks for another one.
+_PARTS = {"space": "space", "given": "settings as given (of training, model, tables, --max-epochs, --fix)"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +278,7 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     # From here on nothing has a way to test rows.
     data = dataclasses.replace(prepared, test=None)
     given = _given(config)
-    refuse_what_does_not_fit(given, data=data)
+    refuse_what_does_not_fit(given, schema=base.table_schema, data=data)
     spaces = spaces_of(config, num_rows=data.train.num_rows)
     for name, space in spaces.items():
         _refuse_what_has_no_room(name, space, base=base, data=data)
@@ -301,6 +312,7 @@ class _Study:
         self.higher = higher_is_better(config.decides)
         self.inside_s = 0.0
         self.reported = -math.inf
+        self.reports_s = 0.0
         # By the number of the try: counting builds a model, and the best try stays for many reports.
         self.costs: dict[tuple[str, int], RunCost] = {}
         with asking(folder):
@@ -369,7 +381,7 @@ class _Study:
         """Train a try; return how it ended."""
         config = self.config
         try:
-            model, training = self.spaces[name].apply(work.values)
+            model, _ = self.spaces[name].apply(work.values)
             build_model(model, self.data.inputs, seed=0, draw_tables=False)
         except (ConfigError, SchemaError) as error:
             work.fail(f"{error.found}; expected {error.expected}")
@@ -387,7 +399,7 @@ class _Study:
         try:
             for seed in range(config.seed, config.seed + config.try_seeds):
                 watch.seed = seed
-                request = self._request(name, work, model=model, training=training, seed=seed, hooks=(watch,))
+                request = self._request(name, work, seed=seed, hooks=(watch,))
                 folders.append(request.folder)
                 record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
                 values.append(record.valid[config.decides])
@@ -396,7 +408,7 @@ class _Study:
             work.prune("")
             said = f"pruned after {pruned}"
         except OutOfTimeError:
-            return "out of time; the next call goes on with it"
+            return "out of time; a call with more --hours goes on with it"
         except NumericsError as error:
             work.prune(f"diverged: {error.found}")
             said = "diverged"
@@ -412,18 +424,14 @@ class _Study:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return said
 
-    def _request(
-        self, name: str, work: Work, *, model: ModelConfig, training: TrainingConfig, seed: int, hooks: tuple[Hook, ...]
-    ) -> RunRequest:
-        loader = dataclasses.replace(training.loader, seed=seed)
-        training = dataclasses.replace(training, seed=seed, threads=self.config.threads, loader=loader)
-        run = dataclasses.replace(
-            self.base, recipe=f"tuned_{self.config.data_name}_{name}", model=model, training=training
-        )
+    def _request(self, name: str, work: Work, *, seed: int, hooks: tuple[Hook, ...]) -> RunRequest:
+        recipe = self._recipe(name, work.values)
+        loader = dataclasses.replace(recipe.training.loader, seed=seed)
+        training = dataclasses.replace(recipe.training, seed=seed, threads=self.config.threads, loader=loader)
         return RunRequest(
             model=name,
             variant=work.number,
-            config=run,
+            config=dataclasses.replace(recipe, training=training),
             folder=self.folder / "tries" / name / f"try{work.number}_seed{seed}",
             protocol=Protocol.RECIPE if self.config.protocol is Protocol.RECIPE else None,
             metric=self.config.decides,
@@ -445,7 +453,7 @@ class _Study:
         models = {
             name: {
                 "space": space.to_json(),
-                "given": digest_of_data(to_json([space.model, space.training])),
+                "given": digest_of_data([*to_json([space.model, space.training]), *formats_of(self.base)]),
             }
             for name, space in self.spaces.items()
         }
@@ -468,7 +476,7 @@ class _Study:
             before = stored.pop("models")
             differing = [name for name in now if stored.get(name) != now[name]]
             differing += [
-                f"{part} of {name}"
+                f"{_PARTS[part]} of {name}"
                 for name in models
                 if name in before
                 for part in models[name]
@@ -508,6 +516,7 @@ class _Study:
         """Write recipes and the report, of what all workers have found so far."""
         from ziggurat.studies.tune_report import write_tuning
 
+        begin = time.process_time()
         with asking(self.folder):
             models = self._models(with_importances=is_last)
             tuning = Tuning(
@@ -521,6 +530,7 @@ class _Study:
             self._write_recipes(models)
             write_tuning(tuning, self.folder, is_live=not is_last)
         self.reported = time.perf_counter()
+        self.reports_s += time.process_time() - begin
         return tuning
 
     def _write_recipes(self, models: Sequence[TunedModel]) -> None:
@@ -555,6 +565,7 @@ class _Study:
             )
 
     def _recipe(self, name: str, values: Mapping[str, Value]) -> RunConfig:
+        """Return the run of these values, without the seeds that it is trained with."""
         model, training = self.spaces[name].apply(values)
         return dataclasses.replace(
             self.base, recipe=f"tuned_{self.config.data_name}_{name}", model=model, training=training
@@ -563,6 +574,11 @@ class _Study:
     def _notes(self, models: Sequence[TunedModel]) -> tuple[str, ...]:
         notes = []
         for model in models:
+            if moved := self.spaces[model.name].moved():
+                shown = ", ".join(
+                    f"{name} {'several' if old is None else old} → {new}" for name, (old, new) in moved.items()
+                )
+                notes.append(f"{model.name}: try 0 is as given but for what lies outside of the space: {shown}")
             if running := model.count(Ended.RUNNING):
                 notes.append(
                     f"{model.name}: {running} tries are not finished: another worker trains them, or the same command "
@@ -581,8 +597,9 @@ class _Study:
         shown = f"; best {best.value:.5f}, try {best.number}" if best is not None and best.value is not None else ""
         self.progress.say(f"{name}, try {work.number} ({len(tries)}{of}): {said}{shown}")
         since = time.perf_counter() - self.reported
-        # Before the first minute is over, too: there is something to look at from the first try on.
-        if since > _REPORT_EVERY_S:
+        # Before the first minute is over, too: there is something to look at from the first try on. On a machine that
+        # others use, a minute has few processor seconds: reports would then take a large share of them.
+        if since > _REPORT_EVERY_S and self.reports_s <= _REPORT_SHARE * self.inside_s:
             self._write(is_last=False)
 
     def _refuse_endless_failing(self, name: str) -> None:
@@ -673,7 +690,7 @@ class Watch(Hook):
             return
         step = len(trainer.position.evaluations)
         if self._work.report(best, step=step):
-            raise PrunedError(f"{step} evaluations, {self._metric} {best:.5f}")
+            raise PrunedError(f"evaluation {step}, {self._metric} {best:.5f}")
 
     def end_of_seed(self, mean: float, *, value: float, is_last: bool) -> None:
         """Report a seed that is done to a pruner that compares seeds.

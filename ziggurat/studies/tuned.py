@@ -12,12 +12,14 @@ since. `read_again=True` (`--read-test-again`) reads it all the same, and the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ziggurat.commands import pasted
+from ziggurat.config import override
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
@@ -27,6 +29,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.studies.compare_runs import content_of, digest_of
 
 STUDY, TUNED, TEST_READ = "study.json", "tuned.json", "test_read.json"
+_OF_DATA = ("data.", "dataset.", "teacher.")
 _WAYS = ("give the same `ziggurat tune` command again: it makes no try twice, and writes the file anew",)
 STUDY_FORMAT = Format(name="ziggurat.tuning", what="what a study searches", ways_out=("begin anew: --out FOLDER",))
 TUNED_FORMAT = Format(name="ziggurat.tuned", what="the best tries of a study", ways_out=_WAYS)
@@ -58,6 +61,56 @@ class Tuned:
     recipes: Mapping[str, RunConfig]
     content: Mapping[str, str]
     tries: Mapping[str, int]
+
+    def applied(self, name: str, base: RunConfig) -> RunConfig:
+        """Return a run on the data of another one as the recipe of a model trains it."""
+        recipe = self.recipes[name]
+        return dataclasses.replace(base, model=recipe.model, training=recipe.training, tables=recipe.tables)
+
+    def refuse_settings(self, changes: Mapping[str, str]) -> None:
+        """Refuse settings of the command line that recipes say otherwise: recipes are trained as they are.
+
+        Args:
+            changes: dotted path to text; those of data are looked at where data is read.
+
+        Raises:
+            ConfigError: some would have no effect.
+        """
+        idle = {path: text for path, text in changes.items() if not path.startswith(_OF_DATA)}
+        idle = {path: text for path, text in idle.items() if any(map(_differs(path, text), self.recipes.values()))}
+        if idle:
+            name = next(iter(self.recipes))
+            given = " ".join(f"--{path} {pasted(text)}" for path, text in idle.items())
+            as_own = f"ziggurat compare {pasted(self.folder / f'{name}.json')} --models {name} {given}"
+            raise ConfigError(
+                expected="no other settings than those of data: recipes are trained as they were tuned",
+                found=f"{given}, which recipes say otherwise",
+                where=f"command line, beside --tuned {self.folder}",
+                ways_out=(
+                    "leave them out",
+                    f"compare a recipe as settings of your own: {as_own}",
+                    f"tune with them: ziggurat tune … {given} --out ANOTHER_FOLDER",
+                ),
+            )
+
+    def refuse_fewer_epochs(self, max_epochs: int) -> None:
+        """Refuse a limit that would cut recipes short: what was tuned is then not what is judged.
+
+        Args:
+            max_epochs: 0 for no limit.
+
+        Raises:
+            ConfigError: a recipe has more epochs.
+        """
+        longer = {name: recipe.training.epochs for name, recipe in self.recipes.items()}
+        longer = {name: epochs for name, epochs in longer.items() if 0 < max_epochs < epochs}
+        if longer:
+            raise ConfigError(
+                expected="recipes that are trained for as long as they were tuned for",
+                found=f"max_epochs = {max_epochs}, of {', '.join(f'{name} {each}' for name, each in longer.items())}",
+                where=f"settings of a comparison, tuned = {self.folder}",
+                ways_out=("leave --max-epochs out", f"tune with --max-epochs {max_epochs}, into another --out FOLDER"),
+            )
 
     def refuse_other_data(self, data: PreparedData) -> None:
         """Refuse to judge by rows that were not those of the tries.
@@ -182,6 +235,18 @@ def read_tuned(folder: str | Path, *, models: Sequence[str] = (), own: Sequence[
         content=content["content"],
         tries={name: found[name]["tries"] for name in recipes},
     )
+
+
+def _differs(path: str, text: str) -> Callable[[RunConfig], bool]:
+    """Return a function that tells whether a recipe has another value of a setting."""
+
+    def differs(recipe: RunConfig) -> bool:
+        try:
+            return override(recipe, {path: text}) != recipe
+        except ConfigError:  # a setting of another model, or a value that it does not take
+            return False
+
+    return differs
 
 
 def _recipe(folder: Path, name: str, *, digest: str, own: Sequence[type[ModelConfig]]) -> RunConfig:
