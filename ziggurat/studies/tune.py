@@ -582,7 +582,7 @@ class _Study:
             if running := model.count(Ended.RUNNING):
                 notes.append(
                     f"{model.name}: {running} tries are not finished: another worker trains them, or the same command "
-                    "goes on with them"
+                    "goes on with them, with more --hours where these are used up"
                 )
             if failed := [each for each in model.tries if each.why]:
                 notes.append(f"{model.name}: {len(failed)} tries gave no value, first: {failed[0].why}")
