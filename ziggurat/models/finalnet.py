@@ -13,9 +13,7 @@ al., "FINAL: Factorized Interaction Layer for CTR Prediction".
 
     loss = BCE(σ(y), label) + BCE(σ(y₁), σ(y)*) + BCE(σ(y₂), σ(y)*)            * as a constant
 
-c·(σ(y_i) − σ(y)) is the gradient of the two further terms, c the sample's weight. They enter the loss by their gradient
-alone: the step is the paper's, for soft labels too, and the loss that is reported stays plain cross-entropy, comparable
-with other models'.
+How it enters the loss stands in `contract/self_distillation.py`.
 
 Cost: 2·in·out FLOPs a layer and sample (`sum`: twice that).
 """
@@ -27,7 +25,6 @@ from enum import StrEnum
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -47,11 +44,12 @@ from ziggurat.models.blocks.mlp import (
     norm_of_width,
 )
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.contract.losses import LossSums, labelled_weights, numbers_of_labels
+from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Choices, Dimension, Integers
+from ziggurat.models.contract.self_distillation import add_self_distillation
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.precision.products import Linear
@@ -221,7 +219,6 @@ class FinalNet(RankingModel):
             if config.blocks is Blocks.TWO
             else None
         )
-        self.is_binary = [label.task.has_positives for label in inputs.labels]
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
@@ -251,14 +248,4 @@ class FinalNet(RankingModel):
         sums = super().loss(outputs, batch)
         if not outputs.named:
             return sums
-        is_binary_L = numbers_of_labels(self.is_binary, outputs.logits.float())
-        # A constant: blocks move towards the mean, and not the mean towards them.
-        mean_BL = outputs.logits.detach().float().sigmoid()
-        first_BL, second_BL = (
-            F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")
-            for block in ("first", "second")
-        )
-        weights_BL = labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * is_binary_L
-        terms_L = ((first_BL + second_BL) * weights_BL).sum(dim=0)
-        # Adds 0 and its gradient: the loss that is reported stays plain cross-entropy.
-        return LossSums(total=sums.total + (terms_L - terms_L.detach()), weight=sums.weight)
+        return add_self_distillation(sums, outputs, batch, inputs=self.inputs)
