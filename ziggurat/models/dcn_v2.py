@@ -5,48 +5,33 @@
 
     cross: x_{l+1} = x₀ ⊙ (W_l x_l + b_l) + x_l               W_l full (d × d), or low rank U_l V_l, or a mixture
 
-x₀ is everything a sample carries, flat (`flat_inputs.py`). Numbers enter as fields (x_n · w_n) by default, as in BARS,
-so that crossing sees vectors of the same size everywhere; `concat` is the paper's way. Every best DCNv2 of BARS is
-parallel and full rank; TorchRec's DLRM-DCNv2 of MLPerf is stacked and low rank, on top of a bottom MLP.
+x₀ is everything a sample carries, flat (`flat_inputs.py`); `cross_and_deep.py` has the structures. Numbers enter as
+fields (x_n · w_n) by default, as in BARS, so that crossing sees vectors of the same size everywhere; `concat` is the
+paper's way. Every best DCNv2 of BARS is parallel and full rank; TorchRec's DLRM-DCNv2 of MLPerf is stacked and low
+rank, on top of a bottom MLP.
 
 Cost a sample and cross layer: 2·d² FLOPs full, 4·d·r low rank, with d = F·D for F fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.blocks.closing_maps import linear_maps
 from ziggurat.models.blocks.cross import CrossNet, CrossNetMix, LowRankCrossNet
 from ziggurat.models.blocks.dense_inputs import NumericInput
-from ziggurat.models.blocks.flat_inputs import FlatInputs
-from ziggurat.models.blocks.heads import Heads, HeadSharing
-from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
-from ziggurat.models.blocks.output_biases import biases_of
-from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.blocks.heads import HeadSharing
+from ziggurat.models.blocks.mlp import Init, MLPConfig
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
+from ziggurat.models.cross_and_deep import CrossAndDeep, Structure, check_structure
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
-from ziggurat.precision.products import Linear
 from ziggurat.typed import Dim, checked
-
-
-class Structure(StrEnum):
-    """Ways to combine cross and deep network."""
-
-    PARALLEL = "parallel"
-    STACKED = "stacked"
-    CROSS_ONLY = "cross_only"
 
 
 class CrossKind(StrEnum):
@@ -133,20 +118,7 @@ class DCNv2Config:
     tower_module: TowerModuleConfig = field(default_factory=lambda: TowerModuleConfig(kind=TowerModuleKind.CROSS))
 
     def __post_init__(self) -> None:
-        if self.structure is Structure.CROSS_ONLY and self.heads is HeadSharing.SEPARATE:
-            raise ConfigError(
-                expected="heads = shared with structure = cross_only, which has no deep network to separate",
-                found="heads = separate",
-                where="DCNv2 settings",
-                ways_out=("set structure = parallel or stacked", "set heads = shared"),
-            )
-        if self.structure is Structure.PARALLEL and not self.deep.hidden_dims:
-            raise ConfigError(
-                expected="at least one hidden layer in the deep network of structure = parallel",
-                found="deep.hidden_dims = ()",
-                where="DCNv2 settings",
-                ways_out=("set deep.hidden_dims", "set structure = cross_only"),
-            )
+        check_structure(self, where="DCNv2 settings")
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""
@@ -157,7 +129,7 @@ class DCNv2Config:
         return DCNv2(self, inputs=inputs, embeddings=embeddings, towers=towers)
 
 
-class DCNv2(RankingModel):
+class DCNv2(CrossAndDeep):
     """A cross network for explicit products of features, beside or below a deep network."""
 
     def __init__(
@@ -168,57 +140,14 @@ class DCNv2(RankingModel):
         embeddings: EmbeddingTables,
         towers: TowerLayer | None = None,
     ) -> None:
-        super().__init__(inputs, embeddings=embeddings, towers=towers)
-        self.config = config
-        self.flat = FlatInputs(
-            inputs,
-            field_dims=self.field_dims,
-            dim=config.embedding_dim if towers is None else towers.dim,
-            numeric=config.numeric,
-            bottom=config.bottom,
+        super().__init__(
+            config,
+            make_cross=lambda dim: _build_cross(config.cross, dim=dim),
+            inputs=inputs,
+            embeddings=embeddings,
+            towers=towers,
         )
-        dim = self.flat.output_dim
-        num_labels = len(inputs.labels)
-        self.cross = _build_cross(config.cross, dim=dim)
-        self.deep = nn.ModuleList()
-        self.stacked: Heads | None = None
-        if config.structure is Structure.STACKED:
-            self.stacked = Heads(dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
-            outputs = []
-        elif config.structure is Structure.CROSS_ONLY:
-            outputs = [Linear(dim, num_labels)]
-        else:
-            # One network with an output for each label, or a network for each.
-            num_networks = num_labels if config.heads is HeadSharing.SEPARATE else 1
-            self.deep.extend(MLP(dim, config=config.deep) for _ in range(num_networks))
-            width = dim + config.deep.hidden_dims[-1]
-            outputs = [Linear(width, num_labels // num_networks) for _ in range(num_networks)]
-        self.outputs = nn.ModuleList(outputs)
-        # Tables and towers draw from streams of the seed of their own.
-        initialise([child for child in self.children() if child not in (embeddings, towers)], config.init)
-
-    def output_biases(self) -> Sequence[Tensor]:
-        """See `Model.output_biases`."""
-        return biases_of(self.outputs) or super().output_biases()
-
-    def closing_maps(self) -> Sequence[nn.Linear]:
-        """See `Model.closing_maps`."""
-        return linear_maps([*self.outputs]) or super().closing_maps()
-
-    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
-        """Cross and deep network on x₀."""
-        flat_Bd = self.flat(dense_BN, fields_BX, vectors)
-        # Shared by all labels, also where each has a deep network of its own.
-        crossed_Bd = self.cross(flat_Bd)
-        if self.stacked is not None:
-            return self.stacked(crossed_Bd)
-        if self.config.structure is Structure.CROSS_ONLY:
-            return self.outputs[0](crossed_Bd)
-        logits = [
-            output(torch.cat([crossed_Bd, deep(flat_Bd)], dim=1))
-            for deep, output in zip(self.deep, self.outputs, strict=True)
-        ]
-        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+        self.config = config
 
 
 def _build_cross(config: CrossConfig, *, dim: int) -> CrossNet | LowRankCrossNet | CrossNetMix:
