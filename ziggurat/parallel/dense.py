@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.branch_supervision import BranchSupervision
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.exchange.hierarchical import Hierarchy, ReductionRoute, why_flat
 from ziggurat.parallel.exchange.traffic import Traffic
@@ -105,7 +106,7 @@ def compute_copies(network: DenseForward | None, compute: DenseForward) -> None:
 def check_dense(model: Model, *, num_parts: int = 1) -> None:
     """Refuse layers whose result depends on which samples share a rank, or a part of a batch.
 
-    Batch norms of ours see the samples of all ranks (`parallel/batch_norm.py`).
+    Batch norms of ours see the samples of all ranks (`parallel/whole_batch.py`).
 
     Args:
         model: to be made parallel.
@@ -115,6 +116,13 @@ def check_dense(model: Model, *, num_parts: int = 1) -> None:
         PlanError: batch normalisation of another kind, inside a tower, or of batches in parts.
     """
     for name, module in model.named_modules():
+        if isinstance(module, BranchSupervision) and num_parts > 1:
+            raise PlanError(
+                expected="whole batches, whose mean losses weigh the losses of a model's networks",
+                found=f"{type(module).__name__} at {name}, and batches in {num_parts} parts",
+                where="parallelize",
+                ways_out=("--parallel.num-parts 1", "--model.supervision none"),
+            )
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
         found = f"{type(module).__name__} at {name}"
@@ -152,7 +160,7 @@ def _without_batch_norm(model: Model) -> list[str]:
             ways.append(f"{flag} {Normalization.NONE.value} (or {Normalization.LAYER.value})")
         elif value is AttentionActivation.DICE:
             ways.append(f"{flag} {AttentionActivation.RELU.value}")
-    return ways or ["take batch normalisation out of the model"]
+    return ways or ["take another model, such as dcn_v2, or batch normalisation out of one of yours"]
 
 
 def _settings(config: DataclassInstance) -> dict[str, object]:

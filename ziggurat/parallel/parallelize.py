@@ -27,7 +27,6 @@ from ziggurat.errors import PlanError, TopologyError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
 from ziggurat.models.costs.length_cost import length_cost
-from ziggurat.parallel.batch_norm import normalise_over_ranks
 from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.context.dividing import DividedOutputs
@@ -53,6 +52,7 @@ from ziggurat.parallel.tables.repeated import Deduplicated
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
+from ziggurat.parallel.whole_batch import see_whole_batches
 from ziggurat.plan import Plan
 from ziggurat.typed import checked
 
@@ -208,7 +208,7 @@ def parallelize(
     if topology.context.size > 1:
         spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
     dense = DenseNetwork(model)
-    normalise_over_ranks(dense, topology=topology, traffic=traffic)
+    see_whole_batches(dense, topology=topology, traffic=traffic)
     network = parallel_dense(
         dense,
         how=config.dense,

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
+from ziggurat.models.blocks.whole_batch import WholeBatch
 
 
 def refuse_lone_sample(model: nn.Module, *, where: str) -> None:
@@ -52,15 +53,11 @@ def refuse_lone_sample(model: nn.Module, *, where: str) -> None:
             )
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Normalises columns over the samples of a batch; settings, weights and statistics are those of `nn.BatchNorm1d`.
+class BatchNorm(WholeBatch, nn.BatchNorm1d):
+    """Normalises columns over the samples of a batch.
 
-    Attributes:
-        world_sum: adds up a vector over all ranks, differentiably and with the same bits on each; collective. None: one
-            device has the whole batch.
+    Settings, weights and statistics are those of `nn.BatchNorm1d`.
     """
-
-    world_sum: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, input: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:  # torch's name
         """The same shape; collective in training mode on many ranks."""

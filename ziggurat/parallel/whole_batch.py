@@ -1,4 +1,4 @@
-"""Sums of batch normalisation over ranks: moments of the whole batch, and their gradients.
+"""Sums over ranks for layers that look at the whole batch: batch norms, and losses that weigh by its mean loss.
 
     forward     S = Σ_r s_r                    each rank brings its sums, and all normalise by the same moments
     backward    ∂L/∂s_r = Σ_q ∂L_q/∂S          every rank's share of the loss depends on everybody's samples
@@ -15,33 +15,33 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.blocks.batch_norm import BatchNorm
+from ziggurat.models.blocks.whole_batch import WholeBatch
 from ziggurat.ops.function_ctx import Ctx
 from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
 
-_PURPOSE = "batch normalisation"
+_PURPOSE = "sums over the batch"
 
 
-def normalise_over_ranks(network: nn.Module, *, topology: Topology, traffic: Traffic) -> None:
-    """Let the batch norms of a network see the samples of all ranks; collective.
+def see_whole_batches(network: nn.Module, *, topology: Topology, traffic: Traffic) -> None:
+    """Let the layers of a network that look at the whole batch see the samples of all ranks; collective.
 
     Args:
         network: the same on every rank.
         topology: the ranks.
         traffic: counts the messages.
     """
-    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    if not norms or topology.world.process_group is None:
+    layers = [module for module in network.modules() if isinstance(module, WholeBatch)]
+    if not layers or topology.world.process_group is None:
         return
     group = own_group(topology, Axis.WORLD, what="normalise batches")
 
     def world_sum(values: Tensor) -> Tensor:
         return _WorldSum.apply(values, group, traffic)
 
-    for norm in norms:
-        norm.world_sum = world_sum
+    for layer in layers:
+        layer.world_sum = world_sum
 
 
 class _WorldSumCtx(Ctx, Protocol):
