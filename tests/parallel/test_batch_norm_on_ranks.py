@@ -1,4 +1,4 @@
-"""Batch normalisation on ranks is that of one device: moments, running statistics, gradients, weights."""
+"""What looks at the whole batch is on ranks as on one device: batch norms, and losses weighed by its mean loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from tests.parallel.test_parity_of_models import CONFIGS, TABLES
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.models import (
     Activation,
+    AFNConfig,
     AttentionActivation,
     BuiltInConfig,
     DINConfig,
     DNNConfig,
+    EDCNConfig,
+    FCNConfig,
     FinalNetConfig,
     MLPConfig,
     Normalization,
+    QNNConfig,
+    Supervision,
     WukongConfig,
     build_model,
 )
@@ -43,6 +48,13 @@ MODELS: dict[str, BuiltInConfig] = {
     "finalnet": FinalNetConfig(embedding_dim=8, embedding=TABLES),
     "wukong": dataclasses.replace(WUKONG, norm=Normalization.BATCH, head=NORM),
     "dnn": DNNConfig(embedding_dim=8, deep=dataclasses.replace(NORM, activation=Activation.TANH), embedding=TABLES),
+    "afn": AFNConfig(embedding_dim=8, num_neurons=5, deep=NORM, beside=NORM, embedding=TABLES),
+    "edcn": EDCNConfig(embedding_dim=8, num_layers=2, norm=Normalization.BATCH, embedding=TABLES),
+    # No norm, but weights of losses that depend on the whole batch.
+    "fcn": FCNConfig(embedding_dim=8, exponential_layers=2, linear_layers=1, dropout=0.0, embedding=TABLES),
+    "qnn": QNNConfig(
+        embedding_dim=8, num_layers=1, num_rows=2, norm=Normalization.BATCH, dropout=0.0, embedding=TABLES
+    ),
 }
 # Samples of each rank in each step: even, uneven, ranks without any, one sample in all, none at all.
 SHARES = {2: ([6, 7], [12, 1], [0, 9], [1, 0], [0, 0], [3, 3]), 3: ([4, 4, 5], [0, 11, 0], [1, 1, 1], [0, 1, 0])}
@@ -85,8 +97,11 @@ def compare(rank: int, world_size: int, names: list[str], dense: str) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "dense"), [(2, "ddp"), (3, "ddp"), (2, "fsdp")])
-def test_models_with_batch_norm_train_as_on_one_device(world_size: int, dense: str) -> None:
-    run_ranks(compare, world_size, world_size, list(MODELS), dense)
+@pytest.mark.parametrize("names", [list(MODELS)[:4], list(MODELS)[4:]], ids=",".join)
+def test_models_that_look_at_the_whole_batch_train_as_on_one_device(
+    names: list[str], world_size: int, dense: str
+) -> None:
+    run_ranks(compare, world_size, world_size, names, dense)
 
 
 class _Plain(torch.nn.Module):
@@ -102,6 +117,12 @@ def test_what_would_normalise_a_part_of_the_batch_is_refused() -> None:
     check_dense(model)
     with pytest.raises(PlanError, match=r"--parallel\.num-parts 1"):
         check_dense(model, num_parts=2)
+    weighed = build_model(MODELS["fcn"], inputs(), seed=0)
+    check_dense(weighed)
+    with pytest.raises(PlanError, match=r"--model\.supervision none"):
+        check_dense(weighed, num_parts=2)
+    plain = dataclasses.replace(MODELS["fcn"], supervision=Supervision.NONE)
+    check_dense(build_model(plain, inputs(), seed=0), num_parts=2)
     model.add_module("own", _Plain())
     with pytest.raises(PlanError, match=r"ziggurat\.models\.blocks\.batch_norm\.BatchNorm in its place"):
         check_dense(model)

@@ -17,6 +17,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     MODEL_CONFIGS,
+    AFNConfig,
     AttentionActivation,
     AutoIntConfig,
     BuiltInConfig,
@@ -27,11 +28,16 @@ from ziggurat.models import (
     DINConfig,
     DLRMConfig,
     DNNConfig,
+    EDCNConfig,
     EncoderConfig,
     EncoderInteraction,
     ESMMConfig,
+    FCNConfig,
+    FiBiNETConfig,
     FinalMLPConfig,
     FinalNetConfig,
+    FMConfig,
+    GDCNConfig,
     LightGCNConfig,
     LogisticRegressionConfig,
     MaskNetConfig,
@@ -39,12 +45,15 @@ from ziggurat.models import (
     MMoEConfig,
     NextItemConfig,
     PLEConfig,
+    QNNConfig,
     RankMixerConfig,
     SequenceRankerConfig,
+    Supervision,
     Temperature,
     TowerModuleConfig,
     TowerModuleKind,
     TwoTowerConfig,
+    WideDeepConfig,
     WukongConfig,
     XDeepFMConfig,
     build_model,
@@ -86,6 +95,14 @@ CONFIGS: tuple[BuiltInConfig, ...] = (
         embedding=TABLES,
     ),
     FinalNetConfig(embedding_dim=8, first=MLP, second=MLP, embedding=TABLES),
+    FMConfig(embedding_dim=8, embedding=TABLES),
+    WideDeepConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
+    FiBiNETConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
+    GDCNConfig(embedding_dim=8, num_layers=2, deep=MLP, embedding=TABLES),
+    EDCNConfig(embedding_dim=8, num_layers=2, embedding=TABLES),
+    FCNConfig(embedding_dim=8, exponential_layers=1, linear_layers=1, dropout=0.0, supervision=Supervision.NONE,
+        embedding=TABLES),
+    QNNConfig(embedding_dim=8, num_layers=1, num_rows=2, dropout=0.0, embedding=TABLES),
     MMoEConfig(embedding_dim=8, num_experts=2, expert=MLP, head=MLP, embedding=TABLES),
     PLEConfig(embedding_dim=8, expert=MLP, head=MLP, embedding=TABLES, tower_module=FM),
     ESMMConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
@@ -169,8 +186,9 @@ def run(plan: Plan, cases: list[Case]) -> None:
 
 
 def test_no_model_is_left_out():
-    # test_parity_of_next_item.py, test_parity_of_lightgcn.py
-    elsewhere = {NextItemConfig, SequenceRankerConfig, LightGCNConfig} | {type(config) for config in OF_HISTORIES}
+    # test_parity_of_next_item.py, test_parity_of_lightgcn.py, test_batch_norm_on_ranks.py
+    elsewhere = {NextItemConfig, SequenceRankerConfig, LightGCNConfig, AFNConfig}
+    elsewhere |= {type(config) for config in OF_HISTORIES}
     assert {type(config) for config in CONFIGS} | elsewhere == set(MODEL_CONFIGS)
 
 

@@ -224,7 +224,7 @@ def test_the_network_of_a_student_is_one_graph() -> None:
         torch.testing.assert_close(found.named[name], value)
 
 
-REFUSED = {"logistic_regression", "finalnet", "finalmlp", "esmm"}
+REFUSED = {"logistic_regression", "finalnet", "finalmlp", "esmm", "fm", "afn", "fcn", "qnn"}
 
 
 @pytest.mark.parametrize("kind", [each for each in MODEL_CONFIGS if each.reads is Reads.SAMPLES])

@@ -1,10 +1,13 @@
 """Models that rank, retrieve or say what comes next, each written for one device."""
 
+from ziggurat.models.afn import AFN as AFN
+from ziggurat.models.afn import AFNConfig as AFNConfig
 from ziggurat.models.autoint import AutoInt as AutoInt
 from ziggurat.models.autoint import AutoIntConfig as AutoIntConfig
 from ziggurat.models.autoint import Wide as Wide
 from ziggurat.models.blocks.dense_inputs import NumericInput as NumericInput
 from ziggurat.models.blocks.heads import HeadSharing as HeadSharing
+from ziggurat.models.blocks.interactions.bilinear_pairs import BilinearKind as BilinearKind
 from ziggurat.models.blocks.interactions.factorization_machine import FMKind as FMKind
 from ziggurat.models.blocks.interactions.self_attention import AttentionConfig as AttentionConfig
 from ziggurat.models.blocks.mlp import Activation as Activation
@@ -29,11 +32,11 @@ from ziggurat.models.costs.model_cost import Flops as Flops
 from ziggurat.models.costs.model_cost import ParameterCount as ParameterCount
 from ziggurat.models.costs.model_cost import flops_per_sample as flops_per_sample
 from ziggurat.models.costs.model_cost import num_parameters as num_parameters
+from ziggurat.models.cross_and_deep import Structure as Structure
 from ziggurat.models.dcn_v2 import CrossConfig as CrossConfig
 from ziggurat.models.dcn_v2 import CrossKind as CrossKind
 from ziggurat.models.dcn_v2 import DCNv2 as DCNv2
 from ziggurat.models.dcn_v2 import DCNv2Config as DCNv2Config
-from ziggurat.models.dcn_v2 import Structure as Structure
 from ziggurat.models.deepfm import DeepFM as DeepFM
 from ziggurat.models.deepfm import DeepFMConfig as DeepFMConfig
 from ziggurat.models.dhen import DHEN as DHEN
@@ -49,8 +52,18 @@ from ziggurat.models.dlrm import DLRMConfig as DLRMConfig
 from ziggurat.models.dlrm import Interaction as Interaction
 from ziggurat.models.dnn import DNN as DNN
 from ziggurat.models.dnn import DNNConfig as DNNConfig
+from ziggurat.models.edcn import EDCN as EDCN
+from ziggurat.models.edcn import Bridge as Bridge
+from ziggurat.models.edcn import EDCNConfig as EDCNConfig
+from ziggurat.models.edcn import Gates as Gates
 from ziggurat.models.esmm import ESMM as ESMM
 from ziggurat.models.esmm import ESMMConfig as ESMMConfig
+from ziggurat.models.fcn import FCN as FCN
+from ziggurat.models.fcn import FCNConfig as FCNConfig
+from ziggurat.models.fcn import SecondHalf as SecondHalf
+from ziggurat.models.fcn import Supervision as Supervision
+from ziggurat.models.fibinet import FiBiNET as FiBiNET
+from ziggurat.models.fibinet import FiBiNETConfig as FiBiNETConfig
 from ziggurat.models.finalmlp import FinalMLP as FinalMLP
 from ziggurat.models.finalmlp import FinalMLPConfig as FinalMLPConfig
 from ziggurat.models.finalmlp import Selection as Selection
@@ -59,6 +72,10 @@ from ziggurat.models.finalnet import FinalNet as FinalNet
 from ziggurat.models.finalnet import FinalNetConfig as FinalNetConfig
 from ziggurat.models.finalnet import Gating as Gating
 from ziggurat.models.finalnet import Residual as Residual
+from ziggurat.models.fm import FM as FM
+from ziggurat.models.fm import FMConfig as FMConfig
+from ziggurat.models.gdcn import GDCN as GDCN
+from ziggurat.models.gdcn import GDCNConfig as GDCNConfig
 from ziggurat.models.graph.lightgcn import LayerDtype as LayerDtype
 from ziggurat.models.graph.lightgcn import LightGCN as LightGCN
 from ziggurat.models.graph.lightgcn import LightGCNConfig as LightGCNConfig
@@ -72,6 +89,8 @@ from ziggurat.models.mmoe import MMoE as MMoE
 from ziggurat.models.mmoe import MMoEConfig as MMoEConfig
 from ziggurat.models.ple import PLE as PLE
 from ziggurat.models.ple import PLEConfig as PLEConfig
+from ziggurat.models.qnn import QNN as QNN
+from ziggurat.models.qnn import QNNConfig as QNNConfig
 from ziggurat.models.retrieval.encoders import EncoderConfig as EncoderConfig
 from ziggurat.models.retrieval.encoders import EncoderInteraction as EncoderInteraction
 from ziggurat.models.retrieval.encoders import ItemEncoder as ItemEncoder
@@ -115,6 +134,8 @@ from ziggurat.models.towers.layer import build_tower_module as build_tower_modul
 from ziggurat.models.towers.modules import TowerModule as TowerModule
 from ziggurat.models.towers.modules import TowerModuleConfig as TowerModuleConfig
 from ziggurat.models.towers.modules import TowerModuleKind as TowerModuleKind
+from ziggurat.models.wide_deep import WideDeep as WideDeep
+from ziggurat.models.wide_deep import WideDeepConfig as WideDeepConfig
 from ziggurat.models.wukong import Wukong as Wukong
 from ziggurat.models.wukong import WukongConfig as WukongConfig
 from ziggurat.models.xdeepfm import XDeepFM as XDeepFM

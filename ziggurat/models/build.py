@@ -25,6 +25,7 @@ from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.errors import ConfigError, NoRoomError, SchemaError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import Pooling
+from ziggurat.models.afn import AFNConfig
 from ziggurat.models.autoint import AutoIntConfig
 from ziggurat.models.contract.model import Model
 from ziggurat.models.dcn_v2 import DCNv2Config
@@ -33,14 +34,20 @@ from ziggurat.models.dhen import DHENConfig
 from ziggurat.models.din import DINConfig
 from ziggurat.models.dlrm import DLRMConfig
 from ziggurat.models.dnn import DNNConfig
+from ziggurat.models.edcn import EDCNConfig
 from ziggurat.models.esmm import ESMMConfig
+from ziggurat.models.fcn import FCNConfig
+from ziggurat.models.fibinet import FiBiNETConfig
 from ziggurat.models.finalmlp import FinalMLPConfig
 from ziggurat.models.finalnet import FinalNetConfig
+from ziggurat.models.fm import FMConfig
+from ziggurat.models.gdcn import GDCNConfig
 from ziggurat.models.graph.lightgcn import LightGCNConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.mmoe import MMoEConfig
 from ziggurat.models.ple import PLEConfig
+from ziggurat.models.qnn import QNNConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.ranker import SequenceRankerConfig
@@ -51,6 +58,7 @@ from ziggurat.models.sequence.rankers.rankmixer import RankMixerConfig
 from ziggurat.models.sequence.rankers.transact import TransActConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
+from ziggurat.models.wide_deep import WideDeepConfig
 from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
 from ziggurat.ops.dispatched import OpArgs, OpKwargs
@@ -123,6 +131,14 @@ BuiltInConfig = (
     | MaskNetConfig
     | FinalMLPConfig
     | FinalNetConfig
+    | FMConfig
+    | WideDeepConfig
+    | FiBiNETConfig
+    | GDCNConfig
+    | AFNConfig
+    | EDCNConfig
+    | FCNConfig
+    | QNNConfig
     | MMoEConfig
     | PLEConfig
     | ESMMConfig

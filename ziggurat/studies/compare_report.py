@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
+from ziggurat.recipes.model_settings import FRAPPE
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import ComparedModel, Comparison
 from ziggurat.studies.compare_data import ComparedData
@@ -24,20 +25,6 @@ from ziggurat.training.metrics.metric import higher_is_better, metric_of, shown_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
-PUBLISHED_FRAPPE = {
-    "dnn": "0.98404 ± 0.00057",
-    "dcn_v2": "0.98382 ± 0.00049",
-    "deepfm": "0.98395 ± 0.00018",
-    "xdeepfm": "0.98414 ± 0.00042",
-    "dlrm": "0.9840 (one)",
-    "autoint": "0.9848 (one)",
-    "masknet": "0.9837 (one)",
-    "finalmlp": "0.9861 (one)",
-    "finalnet": "0.9857 (one)",
-    "wukong": "0.9868 (paper)",
-}
 
 
 def model_columns(comparison: Comparison) -> tuple[str, ...]:
@@ -195,7 +182,11 @@ def _plot_flops(axes: Axes, comparison: Comparison) -> None:
         error = None if math.isnan(deviation) else deviation
         axes.errorbar([flops], [mean], yerr=error, fmt="o", capsize=4, markersize=7)
         axes.annotate(model.name, (flops, mean), textcoords="offset points", xytext=(8, 4))
-    axes.set_xscale("log")
+    # Models without a matrix product have 0 FLOPs, for which a logarithmic axis has no place.
+    if all(model.runs[0].cost.forward_flops for model in comparison.models):
+        axes.set_xscale("log")
+    else:
+        axes.set_xscale("symlog", linthresh=1e3)
     axes.margins(x=0.2)
     axes.set_xlabel("FLOPs of a sample, forward")
 
@@ -218,7 +209,7 @@ def _chosen(model: ComparedModel) -> str:
 def _published(comparison: Comparison) -> dict[str, str]:
     config = comparison.config
     if config.data is ComparedData.FRAPPE and config.protocol is not Protocol.SCALE:
-        return PUBLISHED_FRAPPE
+        return {each.model.kind: each.published for each in FRAPPE}
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Cross networks of DCNv2: explicit products of features, one more factor each layer (arXiv 2008.13535).
+"""Cross networks of DCNv2 and GDCN: explicit products of features, one more factor each layer (arXiv 2008.13535).
 
          ┌───────────────┐     ┌────── …
     x_l ─┴─► f_l ─► ⊙ ─► + ─► x_{l+1}             x_{l+1} = x₀ ⊙ f_l(x_l) + x_l
@@ -8,11 +8,15 @@
     full rank    f_l(x) = W_l x + b_l                                              equation 1
     low rank     f_l(x) = U_l V_l x + b_l                                          equation 2
     mixture      f_l(x) = Σ_e G_e(x) U_le tanh(C_le tanh(V_le x)) + b_l            equations 3 and 4
+    gated        f_l(x) = (W_l x + b_l) ⊙ σ(W_gl x)                                GDCN, arXiv 2311.04635
 
 After l layers x holds polynomials of the inputs up to degree l + 1. A full-rank layer costs 2·d² FLOPs a sample, a
 low-rank one 4·d·r, so rank pays below d/2 (TorchRec advises d/4). In the mixture the gates G are a softmax of a linear
 map shared by all layers, without bias (as in FuxiCTR's CrossNetMix); since the gates sum to 1, b_l stands outside the
 sum, and weighing the experts' r numbers before U turns E products of width r into one of width E·r.
+
+The gate of GDCN closes on products of an order that only add noise, number by number and for each sample; without it
+(σ = 1) the layer is the full-rank one. It costs a second matrix, 4·d² FLOPs a layer.
 
 Full and low rank run as one operation with its own backward pass (`ziggurat.ops.interactions.cross`).
 """
@@ -153,4 +157,26 @@ class CrossNetMix(nn.Module):
             # Weighed before U: one product of width E·r then serves all experts.
             mixed_BEr = cores(low_BEr).tanh() * gates_BE.unsqueeze(2)
             crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, up(mixed_BEr.flatten(1)))
+        return crossed_Bd
+
+
+class GatedCrossNet(nn.Module):
+    """Gated cross network: x_{l+1} = x₀ ⊙ (W_l x_l + b_l) ⊙ σ(G_l x_l) + x_l.
+
+    Args:
+        dim: d, width of the input and of every layer.
+        num_layers: number of cross layers.
+    """
+
+    def __init__(self, dim: int, *, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Linear(dim, dim) for _ in range(num_layers))
+        self.gates = nn.ModuleList(Linear(dim, dim, bias=False) for _ in range(num_layers))
+
+    def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
+        """Apply every layer."""
+        crossed_Bd = inputs_Bd
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            passed_Bd = inputs_Bd * gate(crossed_Bd).sigmoid()
+            crossed_Bd = torch.addcmul(crossed_Bd, passed_Bd, layer(crossed_Bd))
         return crossed_Bd
