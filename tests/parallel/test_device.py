@@ -35,6 +35,8 @@ MODELS: tuple[ModelConfig, ...] = tuple(cls() for cls in MODEL_CONFIGS if cls.re
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
 def test_a_step_of_every_model_on_cuda(config: ModelConfig) -> None:
     config = dataclasses.replace(config, embedding=EmbeddingConfig(kernel=KernelChoice.TORCH))  # pyright: ignore
+    if hasattr(config, "dropout"):
+        config = dataclasses.replace(config, dropout=0.0)  # pyright: ignore  # devices draw other units
     inputs = small_inputs()
     batch = random_batch(inputs, 9, seed=1)
     trained = []
