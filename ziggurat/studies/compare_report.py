@@ -209,7 +209,7 @@ def _chosen(model: ComparedModel) -> str:
 def _published(comparison: Comparison) -> dict[str, str]:
     config = comparison.config
     if config.data is ComparedData.FRAPPE and config.protocol is not Protocol.SCALE:
-        return {each.model.kind: each.published for each in FRAPPE}
+        return {each.model.kind: each.published for each in FRAPPE if each.published}
     return {}
 
 
