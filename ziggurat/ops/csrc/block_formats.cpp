@@ -1,7 +1,8 @@
 // Rounding to block formats, and their bits. Twin of ziggurat/numerics/blocks.py and packing.py, which define every bit.
 //
 //     last axis     a block lies in one register or a few: its largest by shuffles, its second level within lanes
-//     other axes    a register holds one number of sixteen neighbouring blocks: no shuffles
+//     other axes    a register holds one number of sixteen neighbouring blocks: no shuffles; a result that is too large
+//                   for the L2 cache is written past the caches
 //
 // A number is rounded by adding and subtracting a power of two whose last bit is the element's step: the sum rounds as
 // IEEE 754 says, to the nearest, ties to even. This, and products with powers of two, are exact for magnitudes that
@@ -15,6 +16,10 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -582,12 +587,106 @@ bool quantise_strip(const float* x, float* out, int64_t count, int64_t inner, co
   return true;
 }
 
+constexpr int64_t kStreamedBytes = 8 << 20;  // a larger result has left the L2 cache before anybody reads it
+constexpr int64_t kHeldNumbers = 1 << 12;    // of a group of blocks, which is read twice
+constexpr int64_t kMostWidth = 4096;         // columns of a group, of blocks of one number
+constexpr int64_t kBurst = 16;               // registers of a row that are written before those of the next
+
+// Writes a register past the caches, which spares reading the lines that are written over; `to` is aligned to it.
+inline void stream(float* to, Floats value) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, (__m512)value);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(to, (__m256)value);
+#else
+  store(to, value, kLanes);
+#endif
+}
+
+// Says of streamed stores that they come before what this thread stores next.
+inline void end_stream() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
+
+// `width` blocks side by side, each of `count` numbers that lie `inner` apart: read twice, for the largest number of each
+// column and to be rounded. A result that is streamed is written in pieces of a row: lines of two rows by turns, 16 KiB
+// apart, took memory longer than a plain store.
+template <Scales kScales, bool kIsInteger, bool kHasSecond>
+bool quantise_in_rows(const float* x, float* out, int64_t count, int64_t inner, int64_t width, bool streams,
+                    const Fast& fast) {
+  const Format& f = fast.f;
+  const int64_t vectors = width / kLanes;
+  Ints scale[kMostWidth / kLanes];  // at first the largest magnitudes
+  std::fill(scale, scale + vectors, Ints{});
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t v = 0; v < vectors; ++v)
+      scale[v] = larger(scale[v], bits_as<Ints>(load(x + i * inner + v * kLanes)) & kMagnitude);
+  Ints most = scale[0], least = zero_last(scale[0]);
+  for (int64_t v = 1; v < vectors; ++v) {
+    most = larger(most, scale[v]);
+    least = smaller(least, zero_last(scale[v]));
+  }
+  const bool is_extreme = largest_lane(most) > fast.high || -largest_lane(~least) - 1 < zero_last(fast.low);
+  if (__builtin_expect(is_extreme || !fast.is_possible, 0)) {
+    bool all_fit = true;
+    if (vectors > 1 && fast.is_possible) {  // a single extreme block makes few others slow
+      const int64_t half = vectors / 2 * kLanes;
+      all_fit &= quantise_in_rows<kScales, kIsInteger, kHasSecond>(x, out, count, inner, half, streams, fast);
+      all_fit &= quantise_in_rows<kScales, kIsInteger, kHasSecond>(x + half, out + half, count, inner, width - half,
+                                                                streams, fast);
+      return all_fit;
+    }
+    for (int64_t column = 0; column < width; ++column) {
+      ValueSink sink{out + column, inner, f};
+      all_fit &= code_slowly(x + column, inner, count, f, sink);
+    }
+    return all_fit;
+  }
+  for (int64_t v = 0; v < vectors; ++v) {
+    if (kScales == kPowers) scale[v] = scale_bits<Ints, Floats>(scale[v], fast);
+    if (kScales == kNumbers) scale[v] = bits_as<Ints>(fp32_scales(scale[v], fast));
+  }
+  const int64_t step = kHasSecond ? f.k2 : 4;  // rows whose scales are worked out once
+  for (int64_t begin = 0; begin < count; begin += step) {
+    const int64_t end = std::min(count, begin + step);
+    for (int64_t at = 0; at < vectors; at += kBurst) {
+      const int64_t some = std::min(kBurst, vectors - at);
+      Lanes lanes[kBurst];
+      for (int64_t v = 0; v < some; ++v) {
+        Ints below{};
+        if (kHasSecond) {
+          const float* from = x + (at + v) * kLanes;
+          for (int64_t i = begin; i < end; ++i)
+            below = larger(below, bits_as<Ints>(load(from + i * inner)) & kMagnitude);
+        }
+        lanes[v] = lanes_of<kScales, kHasSecond>(scale[at + v], bits_as<Floats>(scale[at + v]), below, fast);
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t v = 0; v < some; ++v) {
+          const int64_t place = i * inner + (at + v) * kLanes;
+          const Floats values = load(x + place);
+          const Floats in_units = units<kScales, kIsInteger>(values, lanes[v].by, fast);
+          const Floats found = signed_values<kScales>(values, in_units, lanes[v].times, fast);
+          if (streams) stream(out + place, found);
+          else store(out + place, found, kLanes);
+        }
+      }
+    }
+  }
+  return true;
+}
+
 template <Scales kScales, bool kIsInteger, bool kHasSecond>
 void quantise_columns(const float* x, float* out, int64_t outer, int64_t n, int64_t inner, const Fast& fast,
                       int threads, std::atomic<bool>& fits) {
   constexpr int64_t kWidth = kStrip * kLanes;
   const int64_t length = fast.f.k1;
   const int64_t num_blocks = (n + length - 1) / length;
+  const bool is_aligned = inner % kLanes == 0 && reinterpret_cast<uintptr_t>(out) % sizeof(Floats) == 0;
+  const bool streams = is_aligned && 4 * outer * n * inner >= kStreamedBytes;
+  const int64_t held = std::min(kMostWidth, std::max(kHeldNumbers / length, kWidth) / kLanes * kLanes);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t index = 0; index < outer * num_blocks; ++index) {
     const int64_t first = index % num_blocks * length;
@@ -595,18 +694,27 @@ void quantise_columns(const float* x, float* out, int64_t outer, int64_t n, int6
     const int64_t start = (index / num_blocks * n + first) * inner;
     bool all_fit = true;
     int64_t column = 0;
-    for (; column + kWidth <= inner; column += kWidth) {
+    while (inner - column >= kLanes) {
       const int64_t at = start + column;
-      all_fit &= quantise_strip<kScales, kIsInteger, kHasSecond>(x + at, out + at, count, inner, fast);
+      const int64_t left = (inner - column) / kLanes * kLanes;
+      const int64_t width = streams ? std::min(held, left) : std::min(kWidth, left);
+      if (streams || width < kWidth) {
+        all_fit &= quantise_in_rows<kScales, kIsInteger, kHasSecond>(x + at, out + at, count, inner, width, streams, fast);
+      } else {
+        all_fit &= quantise_strip<kScales, kIsInteger, kHasSecond>(x + at, out + at, count, inner, fast);
+      }
+      column += width;
     }
-    if (column < inner) {  // the last columns are copied to a strip that is filled up with zeros
+    if (column < inner) {  // the last columns are copied to a register's width that is filled up with zeros
       const int64_t some = inner - column;
-      std::vector<float> strip(count * kWidth, 0.0f);
-      for (int64_t i = 0; i < count; ++i) std::memcpy(&strip[i * kWidth], x + start + i * inner + column, 4 * some);
-      all_fit &= quantise_strip<kScales, kIsInteger, kHasSecond>(strip.data(), strip.data(), count, kWidth, fast);
-      for (int64_t i = 0; i < count; ++i) std::memcpy(out + start + i * inner + column, &strip[i * kWidth], 4 * some);
+      std::vector<float> last(count * kLanes, 0.0f);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(&last[i * kLanes], x + start + i * inner + column, 4 * some);
+      all_fit &= quantise_in_rows<kScales, kIsInteger, kHasSecond>(last.data(), last.data(), count, kLanes, kLanes,
+                                                                   false, fast);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(out + start + i * inner + column, &last[i * kLanes], 4 * some);
     }
     if (!all_fit) fits = false;
+    if (streams) end_stream();
   }
 }
 
