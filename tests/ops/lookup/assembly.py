@@ -21,7 +21,7 @@ class Assembly:
     Args:
         registers: of a thread.
         spilled_bytes: stored to and loaded from local memory because registers ran out.
-        accesses: instructions of global memory, and how many there are: "LDG.E.128".
+        accesses: instructions of global and local memory, and how many there are: "LDG.E.128", "LDL.LU".
         shared_sums: sums of floating-point numbers that several threads hold, in an order that the compiler picks.
     """
 
@@ -94,6 +94,6 @@ def assemble(
     return Assembly(
         registers=int(registers[1]),
         spilled_bytes=spilled,
-        accesses=Counter(re.findall(r"\b((?:LDGSTS|LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)),
+        accesses=Counter(re.findall(r"\b((?:LDGSTS|LDG|STG|LDL|STL)(?:\.[A-Z0-9]+)*)\b", code)),
         shared_sums=sum("addf" in each for each in reductions),
     )

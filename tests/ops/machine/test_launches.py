@@ -1,4 +1,4 @@
-"""The table of launches; each candidate has the bits of the default by Triton's interpreter, and spills nothing."""
+"""The table of launches; each candidate has the bits of the default by Triton's interpreter, and spills in no loop."""
 
 from __future__ import annotations
 
@@ -121,14 +121,29 @@ def test_every_candidate_has_the_bits_of_the_default_on_a_gpu() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def is_sound(found: Assembly) -> bool:
-    """Whether nothing spills, no sum is left to the order of threads, and something moves 16 bytes at a time."""
-    return found.spilled_bytes == 0 and found.shared_sums == 0 and found.wide("LDG") > 0
+# `apply_kernel` alone. ptxas gives a thread as many registers as let one more program run on a multiprocessor (80, 72,
+# 56), and puts a row's number or address aside for that while gradients are summed: stored once, read once behind the
+# loop. Limits of registers do not change it (`--maxrregcount`, 96 to 255), and which launches have it changes with
+# every edit of the kernel and version of ptxas.
+PUT_ASIDE_BYTES = 32  # of a thread, stored and read
+
+
+def is_sound(found: Assembly, *, put_aside_bytes: int = 0) -> bool:
+    """Whether nothing spills, no sum is left to the order of threads, and something moves 16 bytes at a time.
+
+    Args:
+        found: assembly of a kernel.
+        put_aside_bytes: of a thread that may be stored and read once, outside of loops.
+    """
+    # "LU", last use: what is read in a loop is read again, and is no last use.
+    repeated = [name for name in found.accesses if name.split(".")[0] == "LDL" and "LU" not in name.split(".")]
+    is_whole = found.spilled_bytes <= put_aside_bytes and not repeated
+    return is_whole and found.shared_sums == 0 and found.wide("LDG") > 0
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "dim"), [(90, 64), (90, 128), (90, 256), (80, 128)])
+@pytest.mark.parametrize(("architecture", "dim"), [(90, 64), (90, 128), (90, 256), (80, 128), (100, 128)])
 @pytest.mark.parametrize("launch", ROWS, ids=str)
 def test_lookups_and_updates(launch: Launch, architecture: int, dim: int, tmp_path: Path) -> None:
     sizes = {"dim": dim, "padded_dim": power_of_two(dim, least=1), "align": 16, "unroll": launch.reads_ahead}
@@ -150,12 +165,13 @@ def test_lookups_and_updates(launch: Launch, architecture: int, dim: int, tmp_pa
         constants |= {"rule": rule, "rounding": rounding, "has_decay": True, "has_long": True, "long_run": LONG_RUN}
         constants |= {"tile": rows}
         update, options["enable_fp_fusion"] = kernels_of(UPDATE_KERNELS).apply_kernel, False
-        assert is_sound(assemble(update, tmp_path, types=types, constants=sizes | constants, **options)), rule
+        found = assemble(update, tmp_path, types=types, constants=sizes | constants, **options)
+        assert is_sound(found, put_aside_bytes=PUT_ASIDE_BYTES), f"{rule}: {found}"
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("architecture", [90, 80, 100])
 @pytest.mark.parametrize("launch", FLAT, ids=str)
 def test_messages_and_cross_layers(launch: Launch, architecture: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"architecture": architecture, "num_warps": launch.warps}

@@ -16,7 +16,7 @@ not in the table. Kernels of the table let no thread decide: where they sum acro
 (`_sum_of_columns` in `ops/lookup/triton/update_kernels.py`).
 
 `tests/ops/machine/test_launches.py` holds every candidate to the bits of the default by Triton's interpreter, compiles
-it for sm_90 and sm_80, and refuses one that spills or whose code has a sum that threads share.
+it for sm_80, sm_90 and sm_100, and refuses one that spills in a loop or whose code has a sum that threads share.
 """
 
 from __future__ import annotations

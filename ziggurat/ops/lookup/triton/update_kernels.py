@@ -317,12 +317,15 @@ def _sums_of_runs(
     align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
     """Sums of `tile` runs, each summed in the order of the batch; sums of long runs are there already."""
-    is_long = there & (end - begin > long_run)
+    g = tl.zeros([tile, padded_dim], dtype=tl.float32)
     stop = end
     if has_long:
-        # Nothing to sum here: `combine_kernel` has done it.
+        # `combine_kernel` has summed long runs: their sum is where theirs begins, and the loop adds nothing to it. Read
+        # before the loop, which then needs fewer registers than if it kept what says where that sum is.
+        is_long = there & (end - begin > long_run)
+        part = tl.load(first_chunks + run, mask=is_long, other=0).to(tl.int64)
+        g = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
         stop = tl.where(is_long, begin, end)
-    g = tl.zeros([tile, padded_dim], dtype=tl.float32)
     # As long as the longest run of the tile; the others are masked.
     for first in range(0, tl.max(stop - begin, axis=0), unroll):
         for number in tl.static_range(unroll):
@@ -330,10 +333,6 @@ def _sums_of_runs(
             source = tl.load(sources + at, mask=at < stop, other=0).to(tl.int64) * align
             use = (at < stop)[:, None] & mask
             g += tl.load(vectors + source[:, None] + d, mask=use, other=0.0).to(tl.float32)
-    if has_long:
-        part = tl.load(first_chunks + run, mask=is_long, other=0).to(tl.int64)
-        whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
-        g = tl.where(is_long[:, None], whole, g)
     return g
 
 
