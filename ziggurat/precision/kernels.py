@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.errors import ConfigError
 from ziggurat.precision.arithmetic import RoundedArithmetic
 from ziggurat.precision.in_blocks import BlockArithmetic
 from ziggurat.precision.int8 import int8_product
@@ -64,6 +65,59 @@ class ProductKernel(Specification, kind="product kernel"):
     def product(self, left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Multiply operands that may be BF16, and return a matrix of a dtype."""
         return self.multiply(left.float(), right.float()).to(dtype)
+
+    def try_out(self) -> None:
+        """Multiply small matrices on the CPU, where the kernel is available there.
+
+        Raises:
+            ConfigError: a product has another shape or dtype, or is no nearer to FP32's than zeros are; an operand was
+                changed; or prepared operands give another product.
+        """
+        device = torch.device("cpu")
+        lacks = self.available(device)
+        if not isinstance(lacks, str):
+            raise self._broken("what a device lacks, in words, or an empty text", repr(lacks), "available")
+        if not lacks:
+            self._try_shape((32, 64), (64, 48))
+            self._try_shape((3, 32, 64), (3, 64, 48))
+
+    def _try_shape(self, left_shape: tuple[int, ...], right_shape: tuple[int, ...]) -> None:
+        refused = self.refuses(left_shape, right_shape)
+        if not isinstance(refused, str):
+            raise self._broken("why shapes are refused, in words, or an empty text", repr(refused), "refuses")
+        if refused:
+            return
+        draw = torch.Generator().manual_seed(0)
+        left = torch.randn(left_shape, generator=draw)
+        right = torch.randn(right_shape, generator=draw)
+        wanted = torch.matmul(left, right)
+        # Operands of the product, in the form that each method is given them.
+        for dtype, method in ((torch.float32, "multiply"), (torch.bfloat16, "product")):
+            operands = [left.to(dtype), right.to(dtype)]
+            given = [each.clone() for each in operands]
+            found = self.multiply(*given) if method == "multiply" else self.product(*given, dtype=dtype)
+            if found.shape != wanted.shape or found.dtype != dtype:
+                expected = f"{tuple(wanted.shape)} of {dtype}"
+                raise self._broken(expected, f"{tuple(found.shape)} of {found.dtype}", method)
+            if not all(torch.equal(each, operand) for each, operand in zip(given, operands, strict=True)):
+                raise self._broken("operands as they were: weights are among them", "one changed in place", method)
+            error = float((found.float() - wanted).norm() / wanted.norm())
+            if not error < 1:  # not "error >= 1": NaN is refused, too
+                expected = "a product nearer to that of FP32 than zeros are"
+                raise self._broken(expected, f"an error of {error:.3g}", method)
+        # Dispatch prepares operands where a kernel takes all shapes.
+        if type(self).refuses is ProductKernel.refuses:
+            prepared = self.multiply(self.prepared(left), self.prepared(right))
+            if not torch.equal(prepared, self.multiply(left, right)):
+                raise self._broken("the same product of prepared operands", "another one", "prepared")
+
+    def _broken(self, expected: str, found: str, method: str) -> ConfigError:
+        return ConfigError(
+            expected=expected,
+            found=found,
+            where=f"{type(self).__name__}.{method} of the product kernel {self.name!r}",
+            ways_out="correct it; docs/guides/extending.md says what it is asked, and what it promises",
+        )
 
 
 class _FP32(ProductKernel):
