@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.precision.test_dispatch import plan
 from ziggurat.errors import ConfigError
 from ziggurat.numerics.probe import Direction
-from ziggurat.precision.dispatch import DispatchedArithmetic
+from ziggurat.precision.dispatch import DispatchedArithmetic, DispatchPlan
 from ziggurat.precision.kernels import ProductKernel
 
 
@@ -47,6 +49,20 @@ def test_dispatch_computes_by_it_and_leaves_it_where_it_refuses(scaled_half: Pro
     left = torch.randn(3, 8200)
     right = torch.randn(8200, 4)
     assert torch.equal(arithmetic.matmul(left, right), left @ right)
+
+
+def test_a_file_that_names_it_is_refused_until_it_is_listed(tmp_path: Path, scaled_half: ProductKernel) -> None:
+    path = plan(forward="scaled_half").write(tmp_path / "dispatch.json")
+    del ProductKernel._members["scaled_half"]
+    try:
+        with pytest.raises(ConfigError) as refused:
+            DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=torch.device("cpu"))
+    finally:
+        ProductKernel.add(scaled_half)  # what --extension does
+    assert "scaled_half" in refused.value.found
+    assert "--extension MODULE" in refused.value.ways_out[0]
+    read = DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=torch.device("cpu"))
+    assert read.choices == plan(forward="scaled_half").choices
 
 
 class Kernel(ProductKernel):

@@ -256,7 +256,9 @@ class DispatchPlan:
                     raise reader.wrong(place, f"one of {', '.join(Direction)}", direction)
                 if choice.kernel not in {kernel.name for kernel in ProductKernel}:
                     known = ", ".join(kernel.name for kernel in ProductKernel)
-                    outside = "if it is from outside the package, list it first: ziggurat --extension MODULE, before the verb"
+                    outside = (
+                        "a kernel from outside the package is listed by its module: ziggurat --extension MODULE VERB …"
+                    )
                     raise reader.wrong(f"{place}.kernel", f"a kernel: {known}", choice.kernel, outside)
         if content.whole.precision not in _ACTIVATIONS:
             raise reader.wrong("whole.precision", " or ".join(_ACTIVATIONS), content.whole.precision)
