@@ -54,6 +54,9 @@ def write_dataset(
 ) -> Path:
     """Write frames as Parquet with manifest and SOURCE.txt, all or nothing; replaces what was there.
 
+    A folder that holds the same content already stays as it is: another process may be reading it, and would take new
+    files for other ones.
+
     Args:
         folder: the final place; its parents are made.
         frames: file name → rows.
@@ -73,7 +76,10 @@ def write_dataset(
         for name, frame in frames.items():
             _write_parquet(frame.to_arrow(), temporary / name)
             files[name] = {"sha256": sha256_of(temporary / name), "rows": frame.height}
-        MANIFEST.write(temporary / "manifest.json", {"origin": origin, "members": dict(members), "files": files})
+        content = {"origin": origin, "members": dict(members), "files": files}
+        if _has_content(folder, content):
+            return folder
+        MANIFEST.write(temporary / "manifest.json", content)
         (temporary / "SOURCE.txt").write_text(_source_text(folder.name, origin, members, notes), encoding="utf-8")
         _move_into_place(temporary, folder)
     except OSError as error:
@@ -90,6 +96,14 @@ def write_dataset(
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _has_content(folder: Path, content: Mapping[str, object]) -> bool:
+    """Return whether a folder is complete and its manifest says what one of this content would say."""
+    if not is_complete(folder):
+        return False
+    manifest = MANIFEST.read(folder / "manifest.json")
+    return all(manifest.get(name) == value for name, value in content.items())
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
