@@ -348,7 +348,12 @@ def _check_inputs(inputs: InputSpec) -> None:
             expected="at least one label: a model has one logit a label",
             found="none",
             where="the inputs of the model",
-            ways_out="add a [[label]] block to the schema; `ziggurat data inspect` guesses one",
+            ways_out=(
+                "add a [[label]] block to the schema; `ziggurat data inspect` guesses one",
+                "where each row is something that was chosen, for table_two_tower or table_lightgcn: "
+                'pl.read_parquet("log.parquet").with_columns(chosen=1.0).write_parquet("chosen.parquet"), and a '
+                '[[label]] block with name = "chosen" and outcomes = "positive_only"',
+            ),
         )
     if not (inputs.dense or inputs.lookups or inputs.vectors):
         raise SchemaError(
