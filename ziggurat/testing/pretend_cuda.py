@@ -35,6 +35,7 @@ from ziggurat.testing.pretend_queues import Event, Stream, note_wait, on_their_w
 P = ParamSpec("P")
 T = TypeVar("T")
 _CUDA = torch.device("cuda", 0)
+_DEVICE_TYPES = ("cuda", "meta")  # of a pretended tensor, as is asked for and as torch sees it
 _aten = torch.ops.aten
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
 _WAITING += ("unique_dim_consecutive", "bincount", "histc", "equal", "is_nonzero", "argwhere")
@@ -155,7 +156,8 @@ def _note_waits(func: OpOverload, args: OpArgs, kwargs: OpKwargs, *, on_gpu: lis
         to = kwargs.get("device")
         source = args[0]
         blocks = not kwargs.get("non_blocking")
-        if to is not None and (torch.device(to).type == "cuda") != isinstance(source, PretendCuda) and source.numel():
+        is_to_gpu = to is not None and torch.device(to).type in _DEVICE_TYPES
+        if to is not None and is_to_gpu != isinstance(source, PretendCuda) and source.numel():
             if isinstance(source, PretendCuda):
                 note_wait("copy to the host")
             elif blocks or not _is_locked(source):
@@ -213,7 +215,7 @@ def _compute(func: OpOverload, args: OpArgs, kwargs: OpKwargs) -> object:
         return late
     if name in ("is_pinned", "_pin_memory", "pin_memory"):
         return _is_locked(args[0]) if name == "is_pinned" else _locked(args[0].clone())
-    gives_gpu = bool(on_gpu) if to is None else torch.device(to).type in ("cuda", "meta")  # torch sees the latter
+    gives_gpu = bool(on_gpu) if to is None else torch.device(to).type in _DEVICE_TYPES
     if func is _aten.copy_.default:
         gives_gpu = isinstance(args[0], PretendCuda)
     if to is not None:
