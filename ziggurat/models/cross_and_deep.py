@@ -48,7 +48,7 @@ class CrossAndDeepConfig(Protocol):
 
     @property
     def structure(self) -> Structure:
-        """How cross and deep network are combined."""
+        """Return the way in which cross and deep network are combined."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class CrossAndDeepConfig(Protocol):
 
     @property
     def numeric(self) -> NumericInput:
-        """How numbers enter."""
+        """Return the way in which numbers enter."""
         ...
 
     @property

@@ -168,7 +168,7 @@ class HalfCross(nn.Module):
         nn.init.uniform_(self.bias)
 
     def forward(self, inputs_BHd: Float[Tensor, "B H d"]) -> Float[Tensor, "B H d"]:
-        """What the anchor is multiplied with."""
+        """Return the factor of the anchor."""
         first_BHh = self.map(inputs_BHd)
         if self.norm is None:
             assert self.scale is not None

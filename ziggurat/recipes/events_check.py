@@ -20,17 +20,6 @@ _SAMPLES = "ziggurat train table_dlrm learns from rows that are samples"
 _GUIDE = "see docs/guides/long-histories.md"
 
 
-def check_labels(schema: Schema, *, model: ModelConfig) -> None:
-    """Let a model that wants certain labels (`check_labels` of its config) refuse others, before a file is read.
-
-    Raises:
-        ConfigError: it does.
-    """
-    check = getattr(model, "check_labels", None)
-    if check is not None:
-        check(schema.labels)
-
-
 def check_events(schema: Schema, *, model: ModelConfig) -> None:
     """Refuse a schema with [events] for a model of samples, and one without for a model of events.
 

@@ -28,8 +28,9 @@ from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
-from ziggurat.recipes.events_check import check_events, check_labels
+from ziggurat.recipes.events_check import check_events
 from ziggurat.recipes.growing_check import check_growing
+from ziggurat.recipes.labels_check import check_labels
 from ziggurat.recipes.warm_start import WarmStartConfig
 from ziggurat.specification import origin_of
 from ziggurat.training.config import SelfDistil, TrainingConfig

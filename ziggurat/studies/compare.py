@@ -45,7 +45,7 @@ from ziggurat.models.build import ModelConfig
 from ziggurat.models.converted import take_precision
 from ziggurat.precision import Precision
 from ziggurat.precision.choice import resolve_precision
-from ziggurat.recipes.events_check import check_labels
+from ziggurat.recipes.labels_check import check_labels
 from ziggurat.recipes.protocols import (
     Protocol,
     averaged,

@@ -1,4 +1,4 @@
-"""What layers share whose result depends on all samples of a batch, on whatever rank they are.
+"""Share a base among layers whose result depends on all samples of a batch, on whatever rank they are.
 
     each rank    sums over its samples  ──► world_sum ──►  the sums of the batch: the same bits on every rank
 
