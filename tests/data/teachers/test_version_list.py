@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ziggurat.data.teachers import side_table
 from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, versions_in
 from ziggurat.data.teachers.version_list import LIST_FILE
 from ziggurat.errors import DataError
@@ -79,6 +81,23 @@ def test_tables_of_before_there_was_a_list_open_and_are_listed_when_somebody_log
     shutil.rmtree(table / "big/two")
     with pytest.raises(DataError, match="big/two"):
         versions_in(table)
+
+
+@pytest.mark.parametrize("look", [names, lambda table: log(table, "three")], ids=["reads", "logs"])
+def test_a_version_that_begins_while_another_looks_is_not_gone(
+    table: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object]
+) -> None:
+    found = side_table._names_of_versions
+
+    def another_begins_behind(folder: Path) -> list[str]:
+        monkeypatch.setattr(side_table, "_names_of_versions", found)
+        before = found(folder)
+        log(table, "meanwhile")
+        return before
+
+    monkeypatch.setattr(side_table, "_names_of_versions", another_begins_behind)
+    look(table)
+    assert "big/meanwhile" in names(table)
 
 
 def test_versions_that_begin_at_the_same_time_are_all_listed(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.part_list import PART, LoggedPart, PartList, another_content, digest_of_file
-from ziggurat.data.teachers.version_list import list_versions, refuse_gone
+from ziggurat.data.teachers.version_list import found_versions, list_versions
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.files import Format, remove_left_behind, replacing, sha256_of
@@ -156,7 +156,8 @@ class VersionFolder:
         if not (path / _VERSION_FILE).exists():
             _refuse_parts_alone(path)
             # It may be the one that is gone, which is then logged again.
-            refuse_gone(Path(folder), [*_names_of_versions(folder), f"{facts.teacher}/{facts.version}"])
+            begun = f"{facts.teacher}/{facts.version}"
+            found_versions(Path(folder), lambda: _names_of_versions(folder), about_to_log=begun)
             path.mkdir(parents=True, exist_ok=True)
             stored = VersionFolder(path, facts)
             stored._write_list(PartList())
@@ -352,8 +353,7 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
     for path in sorted(Path(folder).glob("*/*")):
         if not (path / _VERSION_FILE).exists():
             _refuse_parts_alone(path)
-    names = _names_of_versions(folder)
-    refuse_gone(Path(folder), names)
+    names = found_versions(Path(folder), lambda: _names_of_versions(folder))
     found = [VersionFolder.open(Path(folder) / name) for name in names]
     if not found:
         raise MissingFileError(

@@ -14,6 +14,7 @@ Whoever wants to do without a version takes it away together with the list, whic
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
@@ -66,17 +67,21 @@ def list_versions(folder: Path, there: list[str]) -> None:
         lock.release()
 
 
-def refuse_gone(folder: Path, there: list[str]) -> None:
-    """Refuse a side table of which a listed version is gone.
+def found_versions(folder: Path, look: Callable[[], list[str]], *, about_to_log: str = "") -> list[str]:
+    """Return the versions that describe themselves; refuse a side table of which a listed one is gone.
 
     Args:
         folder: the side table.
-        there: TEACHER/VERSION of all that describe themselves now.
+        look: TEACHER/VERSION of all that describe themselves at that moment.
+        about_to_log: a version that may be gone, for it is logged again.
 
     Raises:
         DataError: one is gone, or the list is damaged.
     """
-    gone = sorted(set(_listed(folder)).difference(there))
+    # The list first: a version that another process lists between the two reads would count as gone else.
+    listed = _listed(folder)
+    there = look()
+    gone = sorted(set(listed).difference(there, [about_to_log]))
     if gone:
         raise DataError(
             expected=f"the version {gone[0]} of a teacher, as {LIST_FILE} lists it",
@@ -88,6 +93,7 @@ def refuse_gone(folder: Path, there: list[str]) -> None:
                 f"do without it, if all others are there: rm {pasted(folder / LIST_FILE)}",
             ),
         )
+    return there
 
 
 def without_version(version: Path) -> str:
