@@ -45,6 +45,7 @@ from ziggurat.ops.graph.edge_sampling import EdgeSampling, EdgeStrategy
 from ziggurat.ops.graph.graph import Graph, user_item_graph
 from ziggurat.ops.graph.propagation import propagate
 from ziggurat.ops.machine.allocator import keep_freed_memory
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 from ziggurat.testing.batches import random_batch
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics.full_ranking import USER_NDCG, USER_RECALL
@@ -155,8 +156,9 @@ def quality(runs: Sequence[str]) -> list[dict[str, object]]:
 
 def products(graph: Graph, *, threads: int, rounds: int, skipped: list[str]) -> list[Case]:
     """Compare one product over all edges with those of others."""
-    x = torch.randn(graph.num_columns, DIM, generator=torch.Generator().manual_seed(0))
-    x_bf16 = x.bfloat16()
+    # As tables and layers lie, for all contestants.
+    x = on_huge_pages(torch.randn(graph.num_columns, DIM, generator=torch.Generator().manual_seed(0)))
+    x_bf16 = on_huge_pages(x.bfloat16())
     peers: dict[str, Callable[[], object]] = {f"torch.sparse {torch.__version__} (MKL)": of_torch(graph, x)}
     for name, make in (("sparse-dot-mkl", of_sparse_dot_mkl), ("PyG", of_pyg)):
         try:
@@ -188,6 +190,13 @@ def products(graph: Graph, *, threads: int, rounds: int, skipped: list[str]) -> 
                 )
             )
     return cases
+
+
+def on_huge_pages(tensor: Tensor) -> Tensor:
+    """Copy a tensor to pages of 2 MiB, if the system gives them."""
+    copy = torch.empty_like(tensor)
+    advise_huge_pages(copy)
+    return copy.copy_(tensor)
 
 
 def of_torch(graph: Graph, x: Tensor) -> Callable[[], Tensor]:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import platform
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +76,36 @@ def test_the_kernel_gives_what_torch_sparse_gives(seed):
     assert found.dtype is dtype
     assert found.shape == wanted.shape
     torch.testing.assert_close(found.float(), wanted.float(), rtol=LIMITS[dtype], atol=1e-4)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names instruction sets of x86")
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
+@pytest.mark.usefixtures("needs_cpp")
+def test_a_build_for_another_instruction_set_gives_the_same(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors have other widths there; a processor with AVX-512 runs these builds, too."""
+    out = tmp_path / "other.so"
+    flags = ["-O3", "-std=c++17", "-fPIC", "-shared", *propagation._SOURCE.flags, f"-march={level}"]
+    subprocess.run(["g++", *flags, str(propagation._SOURCE.path), "-o", str(out)], check=True)
+    library = ctypes.CDLL(str(out))
+    propagation._declare(library)
+    monkeypatch.setattr(propagation, "library_for", lambda x, known: library)
+    for seed in range(24):
+        test_the_kernel_gives_what_torch_sparse_gives(seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("needs_cpp")
+def test_not_a_number_and_infinity_pass(dtype: torch.dtype) -> None:
+    graph = interactions(4)
+    x = torch.randn(graph.num_columns, 80).to(dtype)
+    x[0, ::3] = math.nan
+    x[1, 1::3] = math.inf
+    x[2, 2::3] = -math.inf
+    found = propagate(graph, x, dtype=dtype)
+    wanted = propagate_reference(graph, x, dtype=dtype)
+    torch.testing.assert_close(found, wanted, rtol=LIMITS[dtype], atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

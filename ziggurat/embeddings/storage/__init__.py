@@ -2,7 +2,7 @@
 
 from ziggurat.embeddings.storage.by_table import StorageByTable, cache_of, format_of, maker_of
 from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage
-from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
+from ziggurat.embeddings.storage.memory import MemoryStorage
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage
 
@@ -16,7 +16,6 @@ __all__ = [
     "StoredRows",
     "TablePart",
     "TableStorage",
-    "advise_huge_pages",
     "cache_of",
     "format_of",
     "maker_of",

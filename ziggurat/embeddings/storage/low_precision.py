@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
+from ziggurat.embeddings.storage.memory import MemoryStorage, new_state
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import (
     GradientPart,
@@ -42,6 +42,7 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.cpp import CppKernel, is_too_large
 from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, update_rows, why_not_rows
 

@@ -10,8 +10,6 @@ its pages are touched.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,10 +31,8 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     state_shapes,
 )
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 from ziggurat.ops.row_formats import PLAIN, RowFormat
-
-_HUGE_PAGE_BYTES = 2 << 20
-_MADV_HUGEPAGE = 14  # of <sys/mman.h>; Python's `mmap.madvise` reaches only maps that Python made
 
 
 class MemoryStorage(TableStorage):
@@ -190,17 +186,3 @@ def new_state(
         advise_huge_pages(tensor)
         state[key] = tensor.fill_(kind.initial(key, initial_sum=initial_sum))
     return state
-
-
-def advise_huge_pages(tensor: Tensor) -> bool:
-    """Ask for 2 MiB pages under a tensor; True if the system agreed. Advice: refusal costs speed, nothing else."""
-    size = tensor.numel() * tensor.element_size()
-    # A tensor begins anywhere in a page: only from twice its size on is a whole aligned page surely inside.
-    if not sys.platform.startswith("linux") or tensor.device.type != "cpu" or size < 2 * _HUGE_PAGE_BYTES:
-        return False
-    # Whole pages inside the tensor, rounded inwards: what lies beside it is not ours to advise.
-    first = -(-tensor.data_ptr() // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-    length = (tensor.data_ptr() + size - first) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
-    # The C library that is loaded already: Python has no call for memory that it does not own.
-    libc = ctypes.CDLL(None)
-    return libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(_MADV_HUGEPAGE)) == 0

@@ -1,7 +1,7 @@
 // Weighted sums of rows over a graph in CSR form. See ziggurat/ops/graph/propagation.py for what and why.
 //
-// Each row is added up by one thread, edge after edge, so results do not depend on the number of threads. The sums of 64
-// columns stand in registers while the edges of a row pass by; memory is asked for a few edges ahead.
+// Each row is added up by one thread, edge after edge, so results do not depend on the number of threads. The sums of a
+// row's columns stand in registers while its edges pass by; memory is asked for a few edges ahead.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -15,35 +15,146 @@ namespace {
 constexpr int64_t kAhead = 36;       // edges between asking for a row and reading it
 constexpr int64_t kTaskEdges = 4096;  // about so many edges are one task of a thread
 
-typedef float Wide __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t WideBits __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t WideHalves __attribute__((vector_size(32), aligned(2), may_alias));
+// As many floats as a register holds: of vectors that are wider, compilers keep the sums in memory instead, and a product
+// takes ten times as long.
+#if defined(__AVX512F__)
 constexpr int64_t kWide = 16;
+#elif defined(__AVX2__)
+constexpr int64_t kWide = 8;
+#else
+constexpr int64_t kWide = 4;
+#endif
+typedef float Wide __attribute__((vector_size(4 * kWide), aligned(4), may_alias));
+typedef uint32_t WideBits __attribute__((vector_size(4 * kWide), aligned(4), may_alias));
+typedef uint16_t WideHalves __attribute__((vector_size(2 * kWide), aligned(2), may_alias));
 
 inline Wide load(const float* from) { return *reinterpret_cast<const Wide*>(from); }
 inline void store(float* to, Wide x) { *reinterpret_cast<Wide*>(to) = x; }
 
-#ifdef __AVX512F__
 inline Wide load(const uint16_t* from) {
+#if defined(__AVX512F__)
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (Wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+  return (Wide)load_bfloat16(from);
+#else
+  return (Wide)(__builtin_convertvector(*reinterpret_cast<const WideHalves*>(from), WideBits) << 16);
+#endif
+}
+// The nearest BF16, ties to even, in the upper 16 bits; NaN stays NaN. The lower ones are those of the sum.
+inline WideBits nearest_bfloat16(Wide x) {
+  const WideBits bits = (WideBits)x;
+  const WideBits nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const WideBits is_nan = (WideBits)((bits & 0x7fffffffu) > 0x7f800000u);
+  return (is_nan & 0x7fc00000u) | (~is_nan & nearest);
+}
+inline void store(uint16_t* to, Wide x) {
+  const WideBits rounded = nearest_bfloat16(x) >> 16;
+  *reinterpret_cast<WideHalves*>(to) = __builtin_convertvector(rounded, WideHalves);
+}
+
+// Columns 0, 2, 4, … and 1, 3, 5, … of two vectors, and back.
+#if defined(__AVX512F__)
+inline void part_columns(Wide low, Wide high, Wide* even, Wide* odd) {
+  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+  *even = (Wide)_mm512_permutex2var_ps((__m512)low, evens, (__m512)high);
+  *odd = (Wide)_mm512_permutex2var_ps((__m512)low, odds, (__m512)high);
+}
+inline void join_columns(Wide even, Wide odd, Wide* low, Wide* high) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  *low = (Wide)_mm512_permutex2var_ps((__m512)even, first, (__m512)odd);
+  *high = (Wide)_mm512_permutex2var_ps((__m512)even, second, (__m512)odd);
+}
+#elif defined(__AVX2__)
+// The shuffle works in halves of a register, so their quarters are put in order behind it.
+template <int kWhich>
+inline Wide every_second(Wide low, Wide high) {
+  const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps((__m256)low, (__m256)high, kWhich));
+  return (Wide)_mm256_permute4x64_pd(mixed, 0xd8);
+}
+inline void part_columns(Wide low, Wide high, Wide* even, Wide* odd) {
+  *even = every_second<0x88>(low, high);
+  *odd = every_second<0xdd>(low, high);
+}
+inline void join_columns(Wide even, Wide odd, Wide* low, Wide* high) {
+  const __m256 outer = _mm256_unpacklo_ps((__m256)even, (__m256)odd);
+  const __m256 inner = _mm256_unpackhi_ps((__m256)even, (__m256)odd);
+  *low = (Wide)_mm256_permute2f128_ps(outer, inner, 0x20);
+  *high = (Wide)_mm256_permute2f128_ps(outer, inner, 0x31);
 }
 #else
-inline Wide load(const uint16_t* from) {
-  Wide x;
-  const Lanes low = load_bfloat16(from), high = load_bfloat16(from + kLanes);
-  std::memcpy(&x, &low, 32);
-  std::memcpy(reinterpret_cast<char*>(&x) + 32, &high, 32);
-  return x;
+inline void part_columns(Wide low, Wide high, Wide* even, Wide* odd) {
+  *even = Wide{low[0], low[2], high[0], high[2]};
+  *odd = Wide{low[1], low[3], high[1], high[3]};
+}
+inline void join_columns(Wide even, Wide odd, Wide* low, Wide* high) {
+  *low = Wide{even[0], odd[0], even[1], odd[1]};
+  *high = Wide{even[2], odd[2], even[3], odd[3]};
 }
 #endif
-inline void store(uint16_t* to, Wide x) {
-  Lanes low, high;
-  std::memcpy(&low, &x, 32);
-  std::memcpy(&high, reinterpret_cast<const char*>(&x) + 32, 32);
-  store_bfloat16(to, low);
-  store_bfloat16(to + kLanes, high);
-}
+
+// Sums of `vectors` vectors of columns, which stand in registers.
+template <typename X, int64_t vectors>
+struct Sums {
+  Wide of[vectors];
+
+  explicit Sums(const float* base) {
+    for (int64_t v = 0; v < vectors; ++v) of[v] = base ? load(base + v * kWide) : Wide{};
+  }
+  void add(float weight, const X* from) {
+    for (int64_t v = 0; v < vectors; ++v) of[v] += weight * load(from + v * kWide);
+  }
+  template <typename Out>
+  void write(float scale, Out* out) const {
+    for (int64_t v = 0; v < vectors; ++v) store(out + v * kWide, scale * of[v]);
+  }
+};
+
+// Two columns of BF16 lie in 32 bits: a mask leaves the odd one as a float, a shift the even one. That takes fewer
+// instructions than widening each, so even and odd columns have sums of their own until the row is written.
+template <int64_t pairs>
+struct PairedSums {
+  Wide even[pairs], odd[pairs];
+
+  explicit PairedSums(const float* base) {
+    for (int64_t p = 0; p < pairs; ++p) {
+      even[p] = odd[p] = Wide{};
+      if (base) part_columns(load(base + 2 * p * kWide), load(base + (2 * p + 1) * kWide), &even[p], &odd[p]);
+    }
+  }
+  void add(float weight, const uint16_t* from) {
+    for (int64_t p = 0; p < pairs; ++p) {
+      const WideBits bits = *reinterpret_cast<const WideBits*>(from + 2 * p * kWide);
+      even[p] += weight * (Wide)(bits << 16);
+      odd[p] += weight * (Wide)(bits & 0xffff0000u);
+    }
+  }
+  void write(float scale, uint16_t* out) const {
+    for (int64_t p = 0; p < pairs; ++p) {
+      const WideBits evens = nearest_bfloat16(scale * even[p]) >> 16;
+      const WideBits odds = nearest_bfloat16(scale * odd[p]) & 0xffff0000u;
+      *reinterpret_cast<WideBits*>(out + 2 * p * kWide) = evens | odds;
+    }
+  }
+  void write(float scale, float* out) const {
+    for (int64_t p = 0; p < pairs; ++p) {
+      Wide low, high;
+      join_columns(scale * even[p], scale * odd[p], &low, &high);
+      store(out + 2 * p * kWide, low);
+      store(out + (2 * p + 1) * kWide, high);
+    }
+  }
+};
+template <>
+struct Sums<uint16_t, 4> : PairedSums<2> {
+  using PairedSums::PairedSums;
+};
+template <>
+struct Sums<uint16_t, 8> : PairedSums<4> {
+  using PairedSums::PairedSums;
+};
 
 inline float load_one(const float* from) { return *from; }
 inline float load_one(const uint16_t* from) { return from_bfloat16(*from); }
@@ -85,22 +196,15 @@ constexpr int64_t kPrime = 2147483647;
 // out = scale * (base + sum of weight * x[column]) for `vectors` vectors of columns.
 template <int64_t vectors, typename X, typename Out>
 inline void add_up(const Edges& edges, const X* x, int64_t stride, const float* base, float scale, Out* out) {
-  Wide sums[vectors];
-  for (int64_t v = 0; v < vectors; ++v) sums[v] = base ? load(base + v * kWide) : Wide{};
+  Sums<X, vectors> sums(base);
   const int64_t asked = std::min(edges.size, edges.readable - kAhead);
   int64_t e = 0;
   for (; e < asked; ++e) {
     ask_for_columns(x + static_cast<int64_t>(edges.columns[e + kAhead]) * stride, vectors * kWide);
-    const X* from = x + static_cast<int64_t>(edges.columns[e]) * stride;
-    const float weight = edges.weights[e];
-    for (int64_t v = 0; v < vectors; ++v) sums[v] += weight * load(from + v * kWide);
+    sums.add(edges.weights[e], x + static_cast<int64_t>(edges.columns[e]) * stride);
   }
-  for (; e < edges.size; ++e) {
-    const X* from = x + static_cast<int64_t>(edges.columns[e]) * stride;
-    const float weight = edges.weights[e];
-    for (int64_t v = 0; v < vectors; ++v) sums[v] += weight * load(from + v * kWide);
-  }
-  for (int64_t v = 0; v < vectors; ++v) store(out + v * kWide, scale * sums[v]);
+  for (; e < edges.size; ++e) sums.add(edges.weights[e], x + static_cast<int64_t>(edges.columns[e]) * stride);
+  sums.write(scale, out);
 }
 
 template <typename X, typename Out>

@@ -5,7 +5,7 @@
 
 *Why not torch.sparse?* Its product (MKL) reads rows of 256 bytes one after the other and waits for each. Here the sums
 of a row stand in registers while its edges pass by, and the rows of edges to come are asked for meanwhile. Features in
-BF16 are half the bytes; sums are FP32 either way.
+BF16 are half the bytes; sums are FP32 either way. Layers lie on pages of 2 MiB where the system gives them.
 
 *The average by Horner's rule.* x + A (x + A (x + A x)) needs one matrix beside x, and each product starts its sums with
 x in place of zero: no pass over memory for the sum of the layers. Of the last product only the rows that are asked for
@@ -39,6 +39,7 @@ from ziggurat.ops.graph.edge_sampling import EdgeSampling, EdgeStrategy, sampled
 from ziggurat.ops.graph.graph import Graph
 from ziggurat.ops.graph.triton import propagate_triton, why_not_triton
 from ziggurat.ops.kernel_choice import library_for
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "graph.cpp",
@@ -106,6 +107,8 @@ def propagate(
     x_CD = x_CD.contiguous()
     base = None if base is None else base.contiguous()
     out_QD = torch.empty(num_rows, x_CD.shape[1], dtype=dtype)
+    # The next product reads its rows in the order of edges.
+    advise_huge_pages(out_QD)
     function = getattr(library, f"ziggurat_propagate_{_SUFFIX[x_CD.dtype]}_{_SUFFIX[dtype]}")
     function(
         graph.offsets.data_ptr(),
@@ -219,7 +222,11 @@ def _average(
     base_QD = x_ND if rows is None else first
     if not num_layers:
         return base_QD.clone()
-    layer_ND = x_ND.to(dtype)
+    layer_ND = x_ND
+    if dtype is not x_ND.dtype:
+        layer_ND = torch.empty_like(x_ND, dtype=dtype)
+        advise_huge_pages(layer_ND)
+        layer_ND.copy_(x_ND)
     for _ in range(num_layers - 1):
         layer_ND = propagate(graph, layer_ND, base=x_ND, dtype=dtype)
     return propagate(graph, layer_ND, rows=rows, base=base_QD, scale=1.0 / (num_layers + 1))

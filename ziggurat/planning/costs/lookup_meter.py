@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ziggurat.embeddings.storage import advise_huge_pages
 from ziggurat.ops.lookup import (
     FieldKind,
     FieldSlot,
@@ -32,6 +31,7 @@ from ziggurat.ops.lookup import (
     UpdateRule,
 )
 from ziggurat.ops.lookup.cut_rows import apply_cut, cut_rows, in_order, spans_of
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 from ziggurat.ops.table_optimizers import USUAL
 from ziggurat.planning.costs.probe_tables import TableDraw
 

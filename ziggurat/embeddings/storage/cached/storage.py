@@ -38,7 +38,7 @@ from torch import Tensor
 from ziggurat.embeddings.storage.cached.backing import RowBacking
 from ziggurat.embeddings.storage.cached.counts import CacheCounts
 from ziggurat.embeddings.storage.cached.low_precision import LowPrecisionBacking
-from ziggurat.embeddings.storage.memory import advise_huge_pages, new_state
+from ziggurat.embeddings.storage.memory import new_state
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import (
     GradientPart,
@@ -51,6 +51,7 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
+from ziggurat.ops.machine.huge_pages import advise_huge_pages
 from ziggurat.ops.row_cache import HIT, NO_WAY, NUM_WAYS, Admission, CacheSize, Ways
 from ziggurat.ops.row_cache.cpp import CachedRows, apply_cached, lookup_cached, update_cached, why_not_cache
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
