@@ -132,11 +132,17 @@ inline bool ends_in_point_zero(const uint8_t* data, int32_t start, int32_t lengt
   return length >= 2 && end[-1] == '0' && end[-2] == '.';
 }
 
-// Eight numbers at a time; compilers without such registers take them in parts.
+// As many numbers at a time as a register holds: wider vectors would lie in memory.
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 8;
-using Words = uint64_t __attribute__((vector_size(64)));
-using Signed = int64_t __attribute__((vector_size(64)));
-using Doubles = double __attribute__((vector_size(64)));
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 4;
+#else
+constexpr int64_t kLanes = 2;
+#endif
+using Words = uint64_t __attribute__((vector_size(8 * kLanes)));
+using Signed = int64_t __attribute__((vector_size(8 * kLanes)));
+using Doubles = double __attribute__((vector_size(8 * kLanes)));
 
 // One column of a tile. The rest of a tile that is not full is rubbish, and ignored.
 struct TileColumn {

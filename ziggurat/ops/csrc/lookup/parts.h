@@ -10,6 +10,7 @@
 
 #include "../bfloat16.h"
 #include "../memory.h"
+#include "../unaligned.h"
 
 namespace {
 
@@ -75,11 +76,7 @@ struct Sum {
   static constexpr int kWidth = sizeof(Some) / sizeof(float), kCount = D / kWidth;
   Some lanes[kCount];
   Sum(float*, int64_t) {}
-  static Some some(const float* from) {
-    Some x;
-    std::memcpy(&x, from, sizeof(x));  // a template's type does not know that floats may lie anywhere
-    return x;
-  }
+  static Some some(const float* from) { return load_unaligned<Some>(from); }
   void set(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] = some(x + l * kWidth); }
   void clear() { for (int l = 0; l < kCount; l++) lanes[l] = Some{0}; }
   void add(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] += some(x + l * kWidth); }

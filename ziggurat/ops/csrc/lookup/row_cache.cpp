@@ -27,13 +27,20 @@ struct Miss {
 };
 
 constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
-constexpr int64_t kEights = 8;  // keys that are compared at a time
-typedef int64_t Keys __attribute__((vector_size(64), aligned(8), may_alias));
-inline Keys all_keys(int64_t key) { return Keys{key, key, key, key, key, key, key, key}; }
+// Keys that are compared at a time: as many as a register holds, for wider vectors would lie in memory.
+#if defined(__AVX512F__)
+constexpr int64_t kKeys = 8;
+#elif defined(__AVX2__)
+constexpr int64_t kKeys = 4;
+#else
+constexpr int64_t kKeys = 2;
+#endif
+typedef int64_t Keys __attribute__((vector_size(8 * kKeys), aligned(8), may_alias));
+inline Keys all_keys(int64_t key) { return Keys{} + key; }
 
 // How many of some keys are smaller than each. Both arrays have room for whole eights, and so have the keys numbers.
 inline void count_smaller(const int64_t* keys, int64_t count, int64_t* ranks) {
-  for (int64_t k = 0; k < count; k += kEights) {
+  for (int64_t k = 0; k < count; k += kKeys) {
     const Keys here = *reinterpret_cast<const Keys*>(keys + k);
     Keys smaller = {0};
     for (int64_t other = 0; other < count; other++) smaller -= all_keys(keys[other]) < here;
