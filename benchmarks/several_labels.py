@@ -1,12 +1,14 @@
 """Models of several labels on made rows whose true probabilities are known: what sharing gives, and what it costs.
 
-Two worlds of categorical fields.
+Three worlds of categorical fields.
 
     related   two labels of one sample: MMoE's made data (Ma et al. 2018, equations 2 to 4) with labels 0/1. Both are a
               sum of sines of a weighted sum of the fields; the weights of the second label are p times those of the
               first and √(1 − p²) times others. The second label is known of a tenth of the rows. p = 0.9 and p = 0.
     selected  clicks, and purchases of those who clicked. Both depend on the fields, and on a product of two of them in
               opposite directions: rows that are clicked are not like rows that are shown.
+    domains   one label on four pages, which have 70, 20, 7 and 3 % of the rows. The weights of the fields are drawn
+              anew for each page around common ones; both have the same size.
 
     single         related: a network a label, each on the rows that know it
     shared_bottom  MMoE with one expert
@@ -14,6 +16,10 @@ Two worlds of categorical fields.
     naive          selected: a network for purchases on clicked rows alone
     left_out       selected: shared bottom of clicks and of purchases, the latter known of clicked rows only
     esmm           selected: the chance of a purchase over that of a click
+    a_page         domains: a network a page, each on its rows
+    dnn            domains: one network, to which the page is a field
+    gates          domains: PEPNet without a domain: gates that read the fields
+    pepnet         domains: PEPNet, whose EPNet reads the page
 
     excess         mean over new rows of KL(true probability, score): log loss above the best reachable, without the
                    noise of drawn labels; of `selected` that of a purchase given a click, on all rows that are shown
@@ -21,15 +27,16 @@ Two worlds of categorical fields.
 
 All networks have two layers, and the same rates, batch size and rule to stop by validation rows; nothing was tuned.
 
-`ziggurat bench several_labels`
+`ziggurat bench several_labels [--worlds related,selected,domains] [--seeds N]`
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -38,7 +45,7 @@ import numpy as np
 import polars as pl
 
 import ziggurat as zg
-from benchmarks.harness import say
+from benchmarks.harness import chosen, say
 from benchmarks.report import Report, by_round
 from ziggurat.features.labels import MissingLabel
 from ziggurat.models import ModelConfig
@@ -49,9 +56,11 @@ NUM_FIELDS = 8
 NUM_IDS = 20
 KNOWN_SHARE = 0.1  # of the second label
 CORRELATIONS = (0.9, 0.0)
+PAGE_SHARES = (0.7, 0.2, 0.07, 0.03)
 METRICS = ("excess", "ratio")
 HIDDEN = zg.MLPConfig(hidden_dims=(32,))
 FIELDS = tuple(f"field{index}" for index in range(NUM_FIELDS))
+PAGE = "page"
 WIDE = zg.MLPConfig(hidden_dims=(64, 32))
 
 
@@ -122,6 +131,19 @@ def selected_world(size: Size, *, seed: int) -> World:
     return _world(frame, chances, parts)
 
 
+def domain_world(size: Size, *, seed: int) -> World:
+    """Make rows of pages on which the same fields mean something else; `page` is a field."""
+    rng = np.random.default_rng(seed)
+    hidden, ids, parts = _fields(size, rng=rng)
+    num_pages = len(PAGE_SHARES)
+    common = rng.normal(size=NUM_FIELDS)
+    weights = (common + rng.normal(size=(num_pages, NUM_FIELDS))) / np.sqrt(NUM_FIELDS)
+    pages = rng.choice(num_pages, len(ids), p=PAGE_SHARES)
+    chances = {"click": _sigmoid((hidden * weights[pages]).sum(axis=1) + rng.normal(size=num_pages)[pages] - 1.0)}
+    frame = _labelled(ids, chances, rng=rng).with_columns(page=pl.Series(pages))
+    return _world(frame, chances, parts, fields=(*FIELDS, PAGE))
+
+
 def excess_of(chances: np.ndarray, scores: np.ndarray) -> float:
     """Mean Kullback-Leibler divergence of scores from true probabilities."""
     scores = np.clip(scores.astype(np.float64), 1e-9, 1.0 - 1e-9)
@@ -129,9 +151,17 @@ def excess_of(chances: np.ndarray, scores: np.ndarray) -> float:
     return float(terms.mean())
 
 
-def trained(model: ModelConfig, frames: Sequence[pl.DataFrame], *, labels: Sequence[zg.Label], size: Size, seed: int):
+def trained(
+    model: ModelConfig,
+    frames: Sequence[pl.DataFrame],
+    *,
+    labels: Sequence[zg.Label],
+    size: Size,
+    seed: int,
+    fields: Sequence[str] = FIELDS,
+):
     """Train a model, and return it."""
-    schema = zg.Schema(features=tuple(zg.Categorical(name=name) for name in FIELDS), labels=tuple(labels))
+    schema = zg.Schema(features=tuple(zg.Categorical(name=name) for name in fields), labels=tuple(labels))
     run = zg.table_run(model, schema)
     training = dataclasses.replace(
         run.training,
@@ -206,17 +236,58 @@ def selected(world: World, *, size: Size, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def run(*, quick: bool = False) -> Report:
+def on_pages(world: World, *, size: Size, seed: int) -> dict[str, np.ndarray]:
+    """Return what models say of new rows of all pages."""
+    frames = (world.train, world.valid)
+    click = (zg.Label(name="click"),)
+    pages = world.new[PAGE].to_numpy()
+    own = np.zeros(len(pages))
+    for page in range(len(PAGE_SHARES)):
+        rows = [frame.filter(pl.col(PAGE) == page) for frame in frames]
+        network = trained(zg.DNNConfig(embedding_dim=8, deep=WIDE), rows, labels=click, size=size, seed=seed)
+        own[pages == page] = network.scores(world.new.filter(pl.col(PAGE) == page).select(FIELDS))[:, 0]
+    found = {"a_page": own}
+    models = {
+        "dnn": zg.DNNConfig(embedding_dim=8, deep=WIDE),
+        "gates": zg.PEPNetConfig(embedding_dim=8, deep=WIDE, gate_dim=16),
+        "pepnet": zg.PEPNetConfig(embedding_dim=8, deep=WIDE, gate_dim=16, domain=(PAGE,)),
+    }
+    for name, model in models.items():
+        one = trained(model, frames, labels=click, size=size, seed=seed, fields=(*FIELDS, PAGE))
+        found[name] = one.scores(world.new)[:, 0]
+    return found
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read `--worlds` and `--seeds`."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench several_labels")
+    parser.add_argument("--worlds", default=",".join(WORLDS), help="out of these (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="of rows, weights and order (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
     """Train every model on every world and seed."""
-    size = Size(rows=12_000, epochs=6, seeds=3)
+    options = options or parse_options([])
+    worlds = chosen(options.worlds, known=tuple(WORLDS), option="ziggurat bench several_labels --worlds")
+    size = Size(rows=12_000, epochs=6, seeds=options.seeds)
     if quick:
         size = Size(rows=1_500, epochs=2, seeds=2)
+    is_whole = options == parse_options([])
     report = Report(
-        benchmark="several_labels",
+        benchmark="several_labels" if is_whole else "_".join(["several_labels", *worlds]),
         claim=f"Models of several labels on {size.rows:,} made rows, {size.seeds} seeds: log loss above the best "
-        "reachable on as many new rows, against a model a label, and against a model of clicked rows.",
-        command="ziggurat bench several_labels",
+        "reachable on as many new rows, against a model a label, a model of clicked rows, and one network for pages.",
+        command="ziggurat bench several_labels"
+        + ("" if is_whole else f" --worlds {','.join(worlds)} --seeds {size.seeds}"),
     )
+    for world in worlds:
+        WORLDS[world](report, size)
+    return report
+
+
+def add_related(report: Report, size: Size) -> None:
+    """Compare models of two labels that agree more or less."""
     for correlation in CORRELATIONS:
         found: dict[str, dict[str, list[float]]] = {}
         for seed in range(size.seeds):
@@ -226,6 +297,10 @@ def run(*, quick: bool = False) -> Report:
                     _note(found, f"{name}, {label} label", world.chances[label], scores)
             _show(f"related, cosine {correlation}, seed {seed}", found)
         _add(report, f"related, cosine {correlation}", found, peers={f"single, {each} label" for each in _LABELS})
+
+
+def add_selected(report: Report, size: Size) -> None:
+    """Compare models of purchases of those who clicked, on all who are shown."""
     of_selected: dict[str, dict[str, list[float]]] = {}
     for seed in range(size.seeds):
         world = selected_world(size, seed=seed)
@@ -233,9 +308,28 @@ def run(*, quick: bool = False) -> Report:
             _note(of_selected, name, world.chances["buy"], scores)
         _show(f"selected, seed {seed}", of_selected)
     _add(report, "selected", of_selected, peers={"naive"})
-    return report
 
 
+def add_pages(report: Report, size: Size) -> None:
+    """Compare models of several pages, on all of them and on the rare ones."""
+    of_all: dict[str, dict[str, list[float]]] = {}
+    of_rare: dict[str, dict[str, list[float]]] = {}
+    for seed in range(size.seeds):
+        world = domain_world(size, seed=seed)
+        is_rare = world.new[PAGE].to_numpy() >= 2
+        for name, scores in on_pages(world, size=size, seed=seed).items():
+            _note(of_all, name, world.chances["click"], scores)
+            _note(of_rare, name, world.chances["click"][is_rare], scores[is_rare])
+        _show(f"domains, seed {seed}", of_all)
+    _add(report, "domains, all rows", of_all, peers={"dnn"})
+    _add(report, "domains, the two rare pages", of_rare, peers={"dnn"})
+
+
+WORLDS: dict[str, Callable[[Report, Size], None]] = {
+    "related": add_related,
+    "selected": add_selected,
+    "domains": add_pages,
+}
 _LABELS = ("first", "second")
 
 
@@ -252,12 +346,14 @@ def _labelled(ids: np.ndarray, chances: dict[str, np.ndarray], *, rng: np.random
     return pl.DataFrame({name: ids[:, index] for index, name in enumerate(FIELDS)} | drawn)
 
 
-def _world(frame: pl.DataFrame, chances: dict[str, np.ndarray], parts: tuple[int, int]) -> World:
+def _world(
+    frame: pl.DataFrame, chances: dict[str, np.ndarray], parts: tuple[int, int], fields: Sequence[str] = FIELDS
+) -> World:
     begin, end = parts
     return World(
         train=frame[:begin],
         valid=frame[begin:end],
-        new=frame[end:].select(FIELDS),
+        new=frame[end:].select(fields),
         chances={name: chance[end:] for name, chance in chances.items()},
     )
 

@@ -90,6 +90,8 @@ from ziggurat.models import NextItemConfig as NextItemConfig
 from ziggurat.models import OneTrans as OneTrans
 from ziggurat.models import OneTransConfig as OneTransConfig
 from ziggurat.models import Outputs as Outputs
+from ziggurat.models import PEPNet as PEPNet
+from ziggurat.models import PEPNetConfig as PEPNetConfig
 from ziggurat.models import PLEConfig as PLEConfig
 from ziggurat.models import QNNConfig as QNNConfig
 from ziggurat.models import RankMixer as RankMixer

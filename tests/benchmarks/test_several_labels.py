@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.several_labels import Size, excess_of, related_world, selected_world
+from benchmarks.several_labels import PAGE, PAGE_SHARES, Size, domain_world, excess_of, related_world, selected_world
 
 SIZE = Size(rows=40_000, epochs=1, seeds=1)
 
@@ -34,3 +34,13 @@ def test_related_labels_agree_as_much_as_their_weights() -> None:
         agree = np.corrcoef(world.chances["first"], world.chances["second"])[0, 1]
         assert abs(agree - correlation) < 0.3
         assert world.train["second"].null_count() == pytest.approx(0.9 * SIZE.rows, rel=0.02)
+
+
+def test_pages_have_their_shares_and_clicks() -> None:
+    world = domain_world(SIZE, seed=2)
+    pages = world.train[PAGE].value_counts(normalize=True).sort(PAGE)
+    assert pages["proportion"].to_list() == pytest.approx(PAGE_SHARES, abs=0.01)
+    new_pages = world.new[PAGE].to_numpy()
+    for page in range(len(PAGE_SHARES)):
+        clicks = world.train.filter(pl.col(PAGE) == page)["click"].mean()
+        assert clicks == pytest.approx(world.chances["click"][new_pages == page].mean(), abs=0.05)

@@ -16,7 +16,7 @@ from tests.models.test_zoo import array, build, mlp, parts
 from ziggurat.errors import ConfigError
 from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import Task
-from ziggurat.models import ESMMConfig, MLPConfig, MMoEConfig, ModelConfig, PLEConfig, build_model
+from ziggurat.models import ESMMConfig, MLPConfig, MMoEConfig, ModelConfig, PEPNetConfig, PLEConfig, build_model
 from ziggurat.models.blocks.funnel import conditional_logits, funnel_logits
 from ziggurat.models.contract.losses import loss_of
 from ziggurat.testing.batches import random_batch, small_inputs
@@ -77,6 +77,7 @@ def test_ple(num_levels: int) -> None:
         ESMMConfig(embedding_dim=4, deep=EXPERT),
         MMoEConfig(embedding_dim=4, expert=EXPERT, head=HEAD, funnel=True),
         PLEConfig(embedding_dim=4, expert=EXPERT, head=HEAD, funnel=True),
+        PEPNetConfig(embedding_dim=4, deep=EXPERT, funnel=True),
     ],
 )
 def test_a_label_of_a_funnel_is_a_product(config: ModelConfig) -> None:
@@ -121,7 +122,7 @@ def test_a_funnel_of_numbers_is_refused() -> None:
     inputs = small_inputs(num_labels=2)
     number = dataclasses.replace(inputs.labels[1], task=Task.REGRESSION)
     inputs = dataclasses.replace(inputs, labels=(inputs.labels[0], number))
-    for config in (ESMMConfig(embedding_dim=4), PLEConfig(embedding_dim=4, funnel=True)):
+    for config in (ESMMConfig(embedding_dim=4), PLEConfig(embedding_dim=4, funnel=True), PEPNetConfig(funnel=True)):
         with pytest.raises(ConfigError, match="not binary: label1"):
             build_model(config, inputs, seed=0)
     assert build_model(PLEConfig(embedding_dim=4), inputs, seed=0)(random_batch(inputs, 3)).shape == (3, 2)
@@ -137,7 +138,7 @@ def test_nothing_to_mix_is_refused() -> None:
 def test_a_funnel_of_steps_that_are_known_of_some_rows_is_refused() -> None:
     click = zg.Label(name="click")
     buy = zg.Label(name="buy", missing=MissingLabel.LEFT_OUT)
-    funnels = (ESMMConfig(), MMoEConfig(funnel=True), PLEConfig(funnel=True))
+    funnels = (ESMMConfig(), MMoEConfig(funnel=True), PLEConfig(funnel=True), PEPNetConfig(funnel=True))
     for model in (*funnels, MMoEConfig()):
         for labels in ((click, buy), (click, dataclasses.replace(buy, missing=MissingLabel.BAD_ROW))):
             schema = zg.Schema(features=(zg.Dense(name="price"),), labels=labels)

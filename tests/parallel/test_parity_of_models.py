@@ -44,6 +44,7 @@ from ziggurat.models import (
     MLPConfig,
     MMoEConfig,
     NextItemConfig,
+    PEPNetConfig,
     PLEConfig,
     QNNConfig,
     RankMixerConfig,
@@ -104,6 +105,7 @@ CONFIGS: tuple[BuiltInConfig, ...] = (
         embedding=TABLES),
     QNNConfig(embedding_dim=8, num_layers=1, num_rows=2, dropout=0.0, embedding=TABLES),
     MMoEConfig(embedding_dim=8, num_experts=2, expert=MLP, head=MLP, embedding=TABLES),
+    PEPNetConfig(embedding_dim=8, domain=("shop",), prior=("user",), deep=MLP, gate_dim=4, embedding=TABLES),
     PLEConfig(embedding_dim=8, expert=MLP, head=MLP, embedding=TABLES, tower_module=FM),
     ESMMConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
     DINConfig(

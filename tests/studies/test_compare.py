@@ -22,6 +22,7 @@ from ziggurat.models import (
     LightGCNConfig,
     MMoEConfig,
     NextItemConfig,
+    PEPNetConfig,
     PLEConfig,
     RankMixerConfig,
     SequenceRankerConfig,
@@ -231,6 +232,7 @@ WITHOUT_SETTINGS = (
     # Of several labels, which no compared data set has.
     MMoEConfig,
     PLEConfig,
+    PEPNetConfig,
     ESMMConfig,
 )
 

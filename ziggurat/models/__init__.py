@@ -87,6 +87,8 @@ from ziggurat.models.masknet import MaskNetConfig as MaskNetConfig
 from ziggurat.models.masknet import MaskStructure as MaskStructure
 from ziggurat.models.mmoe import MMoE as MMoE
 from ziggurat.models.mmoe import MMoEConfig as MMoEConfig
+from ziggurat.models.pepnet import PEPNet as PEPNet
+from ziggurat.models.pepnet import PEPNetConfig as PEPNetConfig
 from ziggurat.models.ple import PLE as PLE
 from ziggurat.models.ple import PLEConfig as PLEConfig
 from ziggurat.models.qnn import QNN as QNN

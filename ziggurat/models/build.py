@@ -46,6 +46,7 @@ from ziggurat.models.graph.lightgcn import LightGCNConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.mmoe import MMoEConfig
+from ziggurat.models.pepnet import PEPNetConfig
 from ziggurat.models.ple import PLEConfig
 from ziggurat.models.qnn import QNNConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
@@ -141,6 +142,7 @@ BuiltInConfig = (
     | QNNConfig
     | MMoEConfig
     | PLEConfig
+    | PEPNetConfig
     | ESMMConfig
     | DINConfig
     | DIENConfig

@@ -36,9 +36,8 @@ from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.labels import refuse_threshold_of_number
-from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
+from ziggurat.features.schema import Encoding, table_of
 from ziggurat.features.schema_checks import refuse_unread_numbers
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, Model, build_model
@@ -471,13 +470,12 @@ def _check_known_tables(config: RunConfig) -> None:
         return
     if config.tables.memory_limit:  # formats are chosen when all sizes are known
         return
-    known = tuple(
-        TableSpec(name=table.name, num_rows=table.num_rows + NUM_RESERVED_ROWS, embedding_dim=table.embedding_dim)
-        for table in config.table_schema.tables
-        if table.num_rows
-    )
-    labels = tuple(LabelSpec(name=label.name) for label in config.table_schema.labels)
-    columns = config.model.table_columns(InputSpec(tables=known, labels=labels))
+    schema = config.table_schema
+    named = {table.name for table in schema.tables if table.num_rows}
+    # Fields and all: a model may want more columns of the tables of features that it names.
+    inputs = inputs_of_schema(schema, {})
+    known = [table for table in inputs.tables if table.name in named]
+    columns = config.model.table_columns(inputs)
     optimizer = config.model.embedding.optimizer
     sizes = {
         table.name: TableSize(
