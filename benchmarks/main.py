@@ -58,7 +58,7 @@ NAMES = {
     "tables": "tables in few bits behind a cache: bytes with everything counted, and test AUC over seeds",
     "numerics": "dense products in few bits: error of formats, time of steps, dispatch, and the cost of a probe",
     "images": "vectors of pictures: FLOPs and bytes by a scale model, against fixed resolutions that are as accurate",
-    "several_labels": "MMoE, PLE, ESMM and PEPNet beside a model a label or one for all pages, on made rows whose true probabilities are known",
+    "several_labels": "MMoE, PLE, ESMM and PEPNet beside plain networks, on made rows whose truth is known",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
