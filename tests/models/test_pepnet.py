@@ -51,8 +51,8 @@ def test_pepnet(domain: tuple[str, ...], prior: tuple[str, ...], hidden: tuple[i
         gates = [np.split(gate(unit, x, prior, *of_sample), 2) for unit in model.gates]
         for label in range(2):
             h = x
-            for layer, networks in enumerate(model.layers):
-                h = mlp(gates[layer][label] * h, networks[label])
+            for layer, of_labels in enumerate(model.layers):
+                h = mlp(gates[layer][label] * h, of_labels.networks[label])
             expected = mlp(gates[-1][label] * h, model.heads.networks[label])[0]
             assert found[sample, label].item() == pytest.approx(expected, rel=1e-9)
 
@@ -80,7 +80,7 @@ def test_gates_that_say_nothing_leave_a_network_for_each_label() -> None:
             unit.network.output.bias.zero_()
     dense, fields = parts(model)
     x = model.flat(dense, fields, {})
-    plain = [head(network(x)) for head, network in zip(model.heads.networks, model.layers[0], strict=True)]
+    plain = [head(network(x)) for head, network in zip(model.heads.networks, model.layers[0].networks, strict=True)]
     assert torch.equal(model.interact(dense, fields, {}), torch.cat(plain, dim=1))
 
 

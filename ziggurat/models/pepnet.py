@@ -161,6 +161,24 @@ class GateUnit(nn.Module):
         return 2.0 * self.network(torch.cat([*named, context_BC.detach()], dim=1)).sigmoid()
 
 
+class LabelLayer(nn.Module):
+    """One hidden layer of the network of each label.
+
+    Args:
+        input_dim: width of every input.
+        config: the layer.
+        num_labels: L.
+    """
+
+    def __init__(self, input_dim: int, *, config: MLPConfig, num_labels: int) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(MLP(input_dim, config=config) for _ in range(num_labels))
+
+    def forward(self, hidden: list[Float[Tensor, "B H"]]) -> list[Float[Tensor, "B O"]]:
+        """Return the hidden units of each label, from those below."""
+        return [network(each_BH) for network, each_BH in zip(self.networks, hidden, strict=True)]
+
+
 class PEPNet(RankingModel):
     """A network for each label, whose inputs and hidden units gates scale by domain, user and item.
 
@@ -198,7 +216,7 @@ class PEPNet(RankingModel):
         # One below each layer, that of the logits included.
         self.gates = nn.ModuleList(gate_unit(config.prior, output_dim=num_labels * below) for below in widths)
         self.layers = nn.ModuleList(
-            nn.ModuleList(MLP(below, config=replace(config.deep, hidden_dims=(above,))) for _ in range(num_labels))
+            LabelLayer(below, config=replace(config.deep, hidden_dims=(above,)), num_labels=num_labels)
             for below, above in zip(widths, config.deep.hidden_dims, strict=False)
         )
         self.heads = Heads(
@@ -217,9 +235,8 @@ class PEPNet(RankingModel):
             flat_Bd = self.domain_gate(dense_BN, fields_BX, flat_Bd) * flat_Bd
         gates = [gate(dense_BN, fields_BX, flat_Bd) for gate in self.gates]
         hidden = [flat_Bd] * len(self.inputs.labels)
-        for gate_BO, networks in zip(gates, self.layers, strict=False):
-            scaled = _scaled(hidden, gate_BO)
-            hidden = [network(each_BH) for network, each_BH in zip(networks, scaled, strict=True)]
+        for gate_BO, layer in zip(gates, self.layers, strict=False):
+            hidden = layer(_scaled(hidden, gate_BO))
         return self.heads(_scaled(hidden, gates[-1]))
 
 
