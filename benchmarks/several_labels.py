@@ -13,6 +13,7 @@ Three worlds of categorical fields.
     single         related: a network a label, each on the rows that know it
     shared_bottom  MMoE with one expert
     mmoe, ple      as they are
+    learned_weights    mmoe, with weights of labels that are learned (`training/label_weights.py`)
     naive          selected: a network for purchases on clicked rows alone
     left_out       selected: shared bottom of clicks and of purchases, the latter known of clicked rows only
     esmm           selected: the chance of a purchase over that of a click
@@ -51,6 +52,7 @@ from ziggurat.features.labels import MissingLabel
 from ziggurat.models import ModelConfig
 from ziggurat.precision import PLAIN
 from ziggurat.studies.compare_statistics import paired_difference
+from ziggurat.training.label_weights import LabelWeights
 
 NUM_FIELDS = 8
 NUM_IDS = 20
@@ -159,6 +161,7 @@ def trained(
     size: Size,
     seed: int,
     fields: Sequence[str] = FIELDS,
+    label_weights: LabelWeights = LabelWeights.GIVEN,
 ):
     """Train a model, and return it."""
     schema = zg.Schema(features=tuple(zg.Categorical(name=name) for name in fields), labels=tuple(labels))
@@ -183,7 +186,8 @@ def trained(
         train, valid = map(str, paths)
         split = zg.SplitConfig(by=zg.SplitBy.FILES)
         data = dataclasses.replace(run.data, train=(train,), valid=(valid,), split=split)
-        zg.train_run(dataclasses.replace(run, data=data, training=training), folder=Path(folder) / "run")
+        run = dataclasses.replace(run, data=data, training=training, label_weights=label_weights)
+        zg.train_run(run, folder=Path(folder) / "run")
         return zg.load_run(Path(folder) / "run")
 
 
@@ -204,8 +208,11 @@ def related(world: World, *, size: Size, seed: int) -> dict[str, dict[str, np.nd
             embedding_dim=8, num_levels=1, num_shared_experts=2, num_own_experts=1, expert=HIDDEN, head=HIDDEN
         ),
     }
+    models["learned_weights"] = models["mmoe"]
     for name, model in models.items():
-        scores = trained(model, frames, labels=(first, second), size=size, seed=seed).scores(world.new)
+        weights = LabelWeights.UNCERTAINTY if name == "learned_weights" else LabelWeights.GIVEN
+        run = trained(model, frames, labels=(first, second), size=size, seed=seed, label_weights=weights)
+        scores = run.scores(world.new)
         found[name] = {"first": scores[:, 0], "second": scores[:, 1]}
     return found
 

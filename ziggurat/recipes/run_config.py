@@ -39,6 +39,7 @@ from ziggurat.training.delayed_losses import DelayedLoss
 from ziggurat.training.distillation import DistilConfig, DistilHead
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
+from ziggurat.training.label_weights import LabelWeights
 from ziggurat.training.metrics.full_ranking import full_ranking_names
 from ziggurat.training.records.run_folder import CONFIG, RunFolder
 from ziggurat.typed import CLASS, Count, CountOrNone, Kinds, PositiveFloat, checked
@@ -140,6 +141,7 @@ class RunConfig:
         training: everything else.
         distil: what it learns from logged scores of teachers, beside its labels.
         delayed: how a stream learns from labels that come later than their rows.
+        label_weights: what labels count in the loss: as the schema says, or learned.
         tables: what the rows of embedding tables are kept as.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
@@ -161,6 +163,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
     delayed: DelayedConfig = field(default_factory=DelayedConfig)
+    label_weights: LabelWeights = LabelWeights.GIVEN
     tables: TablesConfig = field(default_factory=TablesConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
@@ -239,6 +242,17 @@ class RunConfig:
                 found=f"delayed.loss {self.delayed.loss.value} with teachers or earlier weights",
                 where="config, delayed",
                 ways_out=("leave --delayed.loss out", "--distil none", "--self-distil none"),
+            )
+        self.label_weights.check(self.table_schema.labels)
+        if self.label_weights is not LabelWeights.GIVEN and (is_taught or self.delayed.loss is not DelayedLoss.NONE):
+            raise ConfigError(
+                expected="learned weights of labels alone: those of teachers and of delayed labels are not known yet",
+                found=f"label_weights {self.label_weights.value} with distillation or a loss of delayed labels",
+                where="config, label_weights",
+                ways_out=(
+                    "--label-weights given",
+                    "leave --distil, --self-distil and --delayed.loss out",
+                ),
             )
         if self.data.teacher and not with_teacher_columns(self.table_schema):
             raise ConfigError(

@@ -84,6 +84,7 @@ from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.label_gradients import drowned_labels, far_labels
+from ziggurat.training.label_weights import LearnedWeights, weigh_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
@@ -560,14 +561,15 @@ class Built:
         parallel: the ranks that it was made parallel for; None on one device.
         facts: of the model as a whole.
         starts_at: what its scores start at; "" if at 50 %.
-        student: what it learns from teachers by, or from labels that come later; None: from its labels alone.
+        student: what it learns from teachers by, from labels that come later, or what labels count; None: from its
+            labels alone.
     """
 
     model: Model
     parallel: Parallel | None
     facts: ModelFacts
     starts_at: str
-    student: Student | DelayedFeedback | None = None
+    student: Student | DelayedFeedback | LearnedWeights | None = None
 
     @property
     def loss(self) -> LossFunction | None:
@@ -596,6 +598,7 @@ def build_on_ranks(config: RunConfig, prepared: PreparedData, *, ranks: Ranks, r
     means = {} if resume else mean_targets(config.distil, prepared.train)
     student = teach(model, config.distil, seed=config.training.seed, mean_targets=means)
     student = student or correct_labels(model, config.delayed, seed=config.training.seed)
+    student = student or weigh_labels(model, config.label_weights)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if parallel is None:
         model.embeddings.tables.check_room(TableUse.TRAINING)
