@@ -1,6 +1,6 @@
 // Linear maps whose weights are integers in blocks. Twin of `linear_reference` in ziggurat/numerics/linear.py.
 //
-//     panel    16 outputs, one in each lane of a register
+//     panel    16 outputs, one in each lane of a register, or of two or four registers where these are narrower
 //     block    16 inputs of a panel: 4 steps of 16 x 4 bytes (narrow), or 8 steps of 16 x 2 words of 16 bits (wide)
 //
 // A narrow weight has 128 added, because VNNI multiplies unsigned bytes by signed ones; the sum of a block begins at
@@ -12,9 +12,11 @@
 #include <cstring>
 #include <limits>
 #include <vector>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
+
+#include "unaligned.h"
 
 namespace {
 
@@ -33,6 +35,7 @@ struct Linear {
 };
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+constexpr int64_t kVector = 16;  // outputs in a register
 typedef __m512i Ints;
 typedef __m512 Floats;
 inline Ints all(int32_t value) { return _mm512_set1_epi32(value); }
@@ -48,63 +51,61 @@ inline Floats powers_of_two(const uint8_t* exponents) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23));
 }
+typedef int8_t Narrow;  // an activation that meets a narrow weight
+inline int64_t place_of(int64_t input) { return input; }
 template <bool is_wide>
-inline Ints sum_with_dot(Ints sum, Ints weights, int32_t activations) {
-  if (is_wide) return _mm512_dpwssd_epi32(sum, weights, all(activations));
-  return _mm512_dpbusd_epi32(sum, weights, all(activations));
+inline Ints sum_with_dot(Ints sum, Ints weights, const int32_t* activations) {
+  if (is_wide) return _mm512_dpwssd_epi32(sum, weights, all(*activations));
+  return _mm512_dpbusd_epi32(sum, weights, all(*activations));
 }
 constexpr int64_t kPath = 2;
 #else
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float Floats __attribute__((vector_size(64)));
+// Registers of this machine, not a panel: of wider vectors GCC keeps the sums in memory, five times as slow.
+#if defined(__AVX2__)
+constexpr int64_t kVector = 8;
+#else
+constexpr int64_t kVector = 4;
+#endif
+typedef int32_t Ints __attribute__((vector_size(4 * kVector)));
+typedef float Floats __attribute__((vector_size(4 * kVector)));
 inline Ints all(int32_t value) { return Ints{} + value; }
 inline Floats zeros() { return Floats{}; }
 inline Floats floats_of(Ints value) { return __builtin_convertvector(value, Floats); }
-inline Ints load(const void* from) {
-  Ints value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-inline Floats load_floats(const float* from) {
-  Floats value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+inline Ints load(const void* from) { return load_unaligned<Ints>(from); }
+inline Floats load_floats(const float* from) { return load_unaligned<Floats>(from); }
+inline void store(float* to, Floats value) { store_unaligned(to, value); }
 inline Floats product(Floats a, Floats b) { return a * b; }
 inline Floats sum_with_scaled(Floats sum, Floats value, Floats scale) { return sum + value * scale; }
 inline Floats powers_of_two(const uint8_t* exponents) {
-  Ints bits;
-  for (int64_t lane = 0; lane < kLanes; ++lane) bits[lane] = int32_t(exponents[lane]) << 23;
-  return (Floats)bits;
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents));
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
+#else
+  const Ints bits{exponents[0], exponents[1], exponents[2], exponents[3]};
+  return (Floats)(bits << 23);
+#endif
 }
 // Adds the products of both words of 16 bits in each lane.
 inline Ints sum_with_words(Ints sum, Ints words, int32_t activations) {
 #if defined(__AVX2__)
-  __m256i halves[2];
-  std::memcpy(halves, &words, sizeof(words));
-  for (__m256i& half : halves) half = _mm256_madd_epi16(half, _mm256_set1_epi32(activations));
-  Ints products;
-  std::memcpy(&products, halves, sizeof(products));
-  return sum + products;
+  return sum + (Ints)_mm256_madd_epi16((__m256i)words, _mm256_set1_epi32(activations));
+#elif defined(__SSE2__)
+  return sum + (Ints)_mm_madd_epi16((__m128i)words, _mm_set1_epi32(activations));
 #else
   const Ints low = (words << 16) >> 16;
   const Ints high = words >> 16;
   return sum + low * int32_t(int16_t(activations)) + high * (activations >> 16);
 #endif
 }
-inline int32_t words_of(int32_t first, int32_t second) {
-  return int32_t(uint32_t(first & 0xFFFF) | uint32_t(second) << 16);
-}
+// Without VNNI bytes are multiplied as words of 16 bits: first those of even inputs of a step, then those of odd ones, and
+// so activations lie, which serve many outputs.
+typedef int16_t Narrow;
+inline int64_t place_of(int64_t input) { return (input & ~int64_t(3)) | (input & 1) << 1 | (input >> 1 & 1); }
 template <bool is_wide>
-inline Ints sum_with_dot(Ints sum, Ints weights, int32_t activations) {
-  if (is_wide) return sum_with_words(sum, weights, activations);
-  int8_t a[4];
-  std::memcpy(a, &activations, sizeof(a));
-  const Ints even = weights & 0x00FF00FF;
-  const Ints odd = (weights >> 8) & 0x00FF00FF;
-  sum = sum_with_words(sum, even, words_of(a[0], a[2]));
-  return sum_with_words(sum, odd, words_of(a[1], a[3]));
+inline Ints sum_with_dot(Ints sum, Ints weights, const int32_t* activations) {
+  if (is_wide) return sum_with_words(sum, weights, *activations);
+  sum = sum_with_words(sum, weights & 0x00FF00FF, activations[0]);
+  return sum_with_words(sum, (weights >> 8) & 0x00FF00FF, activations[1]);
 }
 #if defined(__AVX2__)
 constexpr int64_t kPath = 1;
@@ -115,13 +116,14 @@ constexpr int64_t kPath = 0;
 
 // Rows of activations as integers, with the sums that their blocks begin at.
 struct Activations {
-  std::vector<int32_t> words;   // rows x steps of a block x blocks: four bytes or two words of 16 bits each
+  std::vector<int32_t> words;   // rows x blocks x steps of a block: four bytes or words of 16 bits
   std::vector<int32_t> begins;  // rows x blocks; of all inputs, in the first one, where outputs have one scale
   std::vector<float> scales;    // NaN where a row has a number that is not finite
 };
 
-template <typename Code, int kMost>
+template <typename Code, bool is_wide>
 void quantise_rows(const float* x, int64_t batch, const Linear& map, Activations& found) {
+  constexpr int kMost = is_wide ? 32767 : 127;
   const int64_t padded = map.num_blocks * kBlock;
   const int64_t row_words = padded * int64_t(sizeof(Code)) / 4;
   found.words.assign(batch * row_words, 0);
@@ -146,8 +148,11 @@ void quantise_rows(const float* x, int64_t batch, const Linear& map, Activations
     found.scales[row] = largest / float(kMost);
     Code* to = reinterpret_cast<Code*>(found.words.data() + row * row_words);
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
-    for (int64_t i = 0; i < map.inputs; ++i) to[i] = Code(int32_t((from[i] * inverse + 12582912.0f) - 12582912.0f));
-    if (sizeof(Code) > 1) continue;  // wide weights have nothing added
+    for (int64_t i = 0; i < map.inputs; ++i) {
+      const int32_t code = int32_t((from[i] * inverse + 12582912.0f) - 12582912.0f);
+      to[is_wide ? i : place_of(i)] = Code(code);
+    }
+    if (is_wide) continue;  // wide weights have nothing added
     for (int64_t block = 0; block < map.num_blocks; ++block) {
       int32_t sum = 0;
       for (int64_t i = 0; i < kBlock; ++i) sum += to[block * kBlock + i];
@@ -156,14 +161,16 @@ void quantise_rows(const float* x, int64_t batch, const Linear& map, Activations
   }
 }
 
+// `lane`: the first output of each panel that is in the register.
 template <bool is_wide, bool is_blocked, int kRows, int kColumns>
-void multiply_tile(const Linear& map, const Activations& x, int64_t row, int64_t panel, float* out) {
+void multiply_tile(const Linear& map, const Activations& x, int64_t row, int64_t panel, int64_t lane, float* out) {
   constexpr int64_t kSteps = is_wide ? 8 : 4;
+  constexpr int64_t kWords = is_wide ? 1 : sizeof(Narrow);  // of activations a step
   const int64_t num_blocks = map.num_blocks;
-  const int64_t row_words = num_blocks * kSteps;
+  const int64_t row_words = num_blocks * kSteps * kWords;
   const int32_t* words = x.words.data() + row * row_words;
   const int32_t* begins = x.begins.data() + row * num_blocks;
-  const char* codes = static_cast<const char*>(map.codes) + panel * row_words * 64;
+  const char* codes = static_cast<const char*>(map.codes) + panel * num_blocks * kSteps * 64 + lane * 4;
   Ints exact[kRows][kColumns];
   Floats sums[kRows][kColumns];
   for (int r = 0; r < kRows; ++r) {
@@ -185,11 +192,11 @@ void multiply_tile(const Linear& map, const Activations& x, int64_t row, int64_t
         const Ints weights = load(from + step * 64);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          exact[r][p] = sum_with_dot<is_wide>(exact[r][p], weights, words[r * row_words + block * kSteps + step]);
+          exact[r][p] = sum_with_dot<is_wide>(exact[r][p], weights, words + r * row_words + (block * kSteps + step) * kWords);
         }
       }
       if (is_blocked) {
-        const Floats scale = powers_of_two(map.exponents + ((panel + p) * num_blocks + block) * kLanes);
+        const Floats scale = powers_of_two(map.exponents + ((panel + p) * num_blocks + block) * kLanes + lane);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][p] = sum_with_scaled(sums[r][p], floats_of(exact[r][p]), scale);
       }
@@ -197,16 +204,16 @@ void multiply_tile(const Linear& map, const Activations& x, int64_t row, int64_t
   }
   for (int r = 0; r < kRows; ++r) {
     for (int p = 0; p < kColumns; ++p) {
-      const int64_t first = (panel + p) * kLanes;
+      const int64_t first = (panel + p) * kLanes + lane;
       Floats value = sums[r][p];
       if (!is_blocked) value = product(floats_of(exact[r][p]), load_floats(map.scales + first));
-      float found[kLanes];
+      float found[kVector];
       store(found, value);
       float* to = out + (row + r) * map.outputs + first;
-      const int64_t count = std::min(kLanes, map.outputs - first);
-      for (int64_t lane = 0; lane < count; ++lane) {
-        const float scaled = found[lane] * x.scales[row + r];
-        to[lane] = map.bias ? scaled + map.bias[first + lane] : scaled;
+      const int64_t count = std::min(kVector, map.outputs - first);
+      for (int64_t i = 0; i < count; ++i) {
+        const float scaled = found[i] * x.scales[row + r];
+        to[i] = map.bias ? scaled + map.bias[first + i] : scaled;
       }
     }
   }
@@ -214,9 +221,14 @@ void multiply_tile(const Linear& map, const Activations& x, int64_t row, int64_t
 
 template <bool is_wide, bool is_blocked, int kRows, int kColumns>
 void multiply_panels(const Linear& map, const Activations& x, int64_t row, int64_t panel, int64_t end, float* out) {
-  for (; panel + kColumns <= end; panel += kColumns)
-    multiply_tile<is_wide, is_blocked, kRows, kColumns>(map, x, row, panel, out);
-  for (; panel < end; ++panel) multiply_tile<is_wide, is_blocked, kRows, 1>(map, x, row, panel, out);
+  for (; panel + kColumns <= end; panel += kColumns) {
+    for (int64_t lane = 0; lane < kLanes; lane += kVector)
+      multiply_tile<is_wide, is_blocked, kRows, kColumns>(map, x, row, panel, lane, out);
+  }
+  for (; panel < end; ++panel) {
+    for (int64_t lane = 0; lane < kLanes; lane += kVector)
+      multiply_tile<is_wide, is_blocked, kRows, 1>(map, x, row, panel, lane, out);
+  }
 }
 
 // Few rows take several panels at once: a sum waits for the one before it.
@@ -227,8 +239,12 @@ void multiply(const Linear& map, const Activations& x, int64_t batch, float* out
   for (int64_t panel = 0; panel < num_panels; panel += kPanels) {
     const int64_t end = std::min(panel + kPanels, num_panels);
     int64_t row = 0;
-    for (; row + 8 <= batch; row += 8) multiply_panels<is_wide, is_blocked, 8, 1>(map, x, row, panel, end, out);
-    for (; row + 4 <= batch; row += 4) multiply_panels<is_wide, is_blocked, 4, 2>(map, x, row, panel, end, out);
+    // Of 32 registers; where there are 16, sums of four rows fill them.
+    if (kVector == 16) {
+      for (; row + 8 <= batch; row += 8) multiply_panels<is_wide, is_blocked, 8, 1>(map, x, row, panel, end, out);
+    }
+    constexpr int kColumns = kVector == 16 ? 2 : 1;
+    for (; row + 4 <= batch; row += 4) multiply_panels<is_wide, is_blocked, 4, kColumns>(map, x, row, panel, end, out);
     for (; row < batch; ++row) multiply_panels<is_wide, is_blocked, 1, 4>(map, x, row, panel, end, out);
   }
 }
@@ -246,10 +262,10 @@ void ziggurat_linear(const Linear* given, const float* x, int64_t batch, float* 
   const int threads = batch * map.outputs * map.inputs < (1 << 20) ? 1 : int(num_threads);
   static thread_local Activations activations;  // its memory serves the next call too
   if (map.is_wide) {
-    quantise_rows<int16_t, 32767>(x, batch, map, activations);
+    quantise_rows<int16_t, true>(x, batch, map, activations);
     multiply<true, true>(map, activations, batch, out, threads);
   } else {
-    quantise_rows<int8_t, 127>(x, batch, map, activations);
+    quantise_rows<Narrow, false>(x, batch, map, activations);
     if (map.exponents) {
       multiply<false, true>(map, activations, batch, out, threads);
     } else {
