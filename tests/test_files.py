@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from ziggurat.errors import ConfigError, DataError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import (
     MAX_DEPTH,
+    FileLock,
     Format,
     Seal,
     parse_json,
@@ -24,9 +26,11 @@ from ziggurat.files import (
     remove_left_behind,
     replacing,
     replacing_folder,
+    take_away,
     write_text,
     writing,
 )
+from ziggurat.files.parts import PartsFolder
 
 CARD = Format(name="ziggurat.test_card", what="a card", seal=Seal.EDITABLE, error=ConfigError)
 
@@ -291,3 +295,78 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one_an_hour_later(tmp_
         names["of another file"],
         names["of somebody else"],
     }
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def behind_another(path: Path, target: Path) -> Path:
+        if not (tmp_path / "data").exists():
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / "text").write_text("theirs")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", behind_another)
+    with replacing_folder(tmp_path / "data") as temporary:
+        (temporary / "text").write_text("ours")
+    assert (tmp_path / "data" / "text").read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_the_name_of_a_folder_goes_before_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "text").write_text("whole")
+    remove = shutil.rmtree
+    seen: list[bool] = []
+
+    def look(path: Path, **settings: Any) -> None:
+        seen.append(folder.exists())
+        remove(path, **settings)
+
+    monkeypatch.setattr(shutil, "rmtree", look)
+    take_away(folder)
+    assert seen == [False]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_given_back_in_the_moment_it_is_tried_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was opened has no name any more by the time it is locked, and nobody holds the one that comes then."""
+    other = FileLock(tmp_path / "lock")
+    assert other.take()
+    lock = fcntl.flock
+
+    def behind_its_end(descriptor: int, how: int) -> None:
+        other.release()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", behind_its_end)
+    mine = FileLock(tmp_path / "lock")
+    assert mine.take()
+    assert not FileLock(tmp_path / "lock").take()
+    mine.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_parts_that_another_process_removes_in_this_moment_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FileLock.take
+
+    def behind_its_end(lock: FileLock) -> bool:
+        monkeypatch.setattr(FileLock, "take", take)
+        lock.path.parent.rmdir()
+        return take(lock)
+
+    monkeypatch.setattr(FileLock, "take", behind_its_end)
+    form = Format(name="ziggurat.test_parts", what="a note of parts")
+    folder = PartsFolder(
+        tmp_path / "lists.parts", question={"of": 1}, what="lists", asked=form, note=form, say=lambda text: None
+    )
+    with folder as parts:
+        parts.write(0, b"content")
+        assert parts.read(0) == b"content"

@@ -20,6 +20,7 @@ from tests.runs.test_resume import SCHEMA, TINY
 from ziggurat.cli.main import main
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.files import FileLock
 from ziggurat.plan import Plan
 from ziggurat.runs import execute
 from ziggurat.runs.data_record import DataRecord
@@ -200,6 +201,22 @@ def test_a_lock_of_a_folder_that_nothing_came_into_leaves_no_folder(tmp_path: Pa
         lock.acquire()
         assert (tmp_path / "runs" / "a" / ".lock").exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_a_refused_process_removes_in_this_moment_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FileLock.take
+
+    def behind_its_end(lock: FileLock) -> bool:
+        monkeypatch.setattr(FileLock, "take", take)
+        lock.path.parent.rmdir()
+        return take(lock)
+
+    monkeypatch.setattr(FileLock, "take", behind_its_end)
+    with RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+        assert (tmp_path / "run/.lock").exists()
 
 
 def test_a_run_that_ended_before_it_began_is_started_again(

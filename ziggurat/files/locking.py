@@ -2,7 +2,7 @@
 
 The system gives the lock (`flock`) back when a process ends, however it ends, so nothing has to be cleaned up after a
 kill. Whoever gives it back deletes the file. A lock on a file that was deleted meanwhile guards nothing, so whoever
-gets one looks whether the name still leads to the file that it locked, and has not got it where it does not.
+gets one looks whether the name still leads to the file that it locked, and takes that of the name where it does not.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from pathlib import Path
 
 _MAX_HOLDER_BYTES = 200
+_POLL_S = 0.02
 
 
 class FileLock:
@@ -38,23 +40,41 @@ class FileLock:
         Raises:
             OSError: the system refuses to make the file, or cannot lock files there.
         """
-        # O_NOFOLLOW: through a link in its place, the truncation below would empty somebody else's file.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
+        while True:
+            # O_NOFOLLOW: through a link in its place, the truncation below would empty somebody else's file.
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            is_taken = False
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever held it deletes the file while giving it back: what was locked here may have no name any
+                # more. Nobody holds it then, so the file that has the name now is tried.
+                if self._is_at_its_name(descriptor):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+                    self._descriptor = descriptor
+                    is_taken = True
+                    return True
             except BlockingIOError:
                 return False
-            # Whoever held it deletes the file while giving it back: what was locked here may have no name any more.
-            if not self._is_at_its_name(descriptor):
+            finally:
+                if not is_taken:
+                    os.close(descriptor)
+
+    def take_within(self, patience_s: float) -> bool:
+        """Take the lock, for which whoever has it is waited; return whether this object holds it now.
+
+        Args:
+            patience_s: how long to wait; `math.inf` for as long as it takes.
+
+        Raises:
+            OSError: as `take`.
+        """
+        end = time.monotonic() + patience_s
+        while not self.take():
+            if time.monotonic() > end:
                 return False
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-            self._descriptor = descriptor
-            return True
-        finally:
-            if not self.is_held:
-                os.close(descriptor)
+            time.sleep(_POLL_S)
+        return True
 
     def release(self) -> None:
         """Give the lock back; harmless if it is not held."""

@@ -76,12 +76,8 @@ class PartsFolder:
             FileError: it is somebody else's, in use, or cannot be made.
         """
         self._refuse_other_content()
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self.no_place(str(error)) from error
         with writing_to(self._folder, FileError):
-            if not self._lock.take():
+            if not self._is_taken():
                 raise FileError(
                     expected=f"one process at a time that makes these {self._what}",
                     found=f"another one that does: {self._lock.holder()}",
@@ -98,6 +94,20 @@ class PartsFolder:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._lock.release()
+
+    def _is_taken(self) -> bool:
+        """Make the folder, and take its lock unless another process has it."""
+        while True:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise self.no_place(str(error)) from error
+            try:
+                return self._lock.take()
+            except FileNotFoundError:
+                # The process that joined the parts before has removed the folder in this moment: made again.
+                if self._folder.exists():
+                    raise
 
     def check_place(self) -> None:
         """Refuse a folder in which nothing can be written, before any work is done.

@@ -140,8 +140,7 @@ def publish(temporary: Path, folder: Path) -> None:
     # Content before names: the other way round, a power cut could leave the new name on empty files.
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    if not folder.exists():
-        temporary.rename(folder)
+    if not folder.exists() and _renamed(temporary, folder):
         sync(folder.parent)
         return
     # Folders with content cannot be renamed over each other; where the file system cannot exchange them either (some
@@ -161,6 +160,17 @@ def publish(temporary: Path, folder: Path) -> None:
         raise
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _renamed(temporary: Path, folder: Path) -> bool:
+    """Rename a folder to a path where none was; False where another process has put one there meanwhile."""
+    try:
+        temporary.rename(folder)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _exchanged(one: Path, other: Path) -> bool:
@@ -226,6 +236,17 @@ def remove(path: Path) -> None:
         return
     with suppress(OSError):
         path.unlink()
+
+
+def take_away(folder: Path) -> None:
+    """Remove a folder: first its name, so that nobody sees a part of it, then what is in it.
+
+    What cannot be removed stays. A kill in between leaves a temporary folder (`left_behind`).
+    """
+    aside = temporary_beside(folder)
+    with suppress(OSError):
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_old(path: Path) -> bool:

@@ -48,9 +48,7 @@ class RunLock:
         """
         end = time.monotonic() + self._patience_s
         with writing_to(self._lock.path, FileError):
-            self._made = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
-            self._folder.mkdir(parents=True, exist_ok=True)
-            while not self._lock.take():
+            while not self._is_taken():
                 if time.monotonic() > end:
                     raise ConfigError(
                         expected="one process at a time that writes to the folder of a run",
@@ -62,6 +60,17 @@ class RunLock:
                         ),
                     )
                 time.sleep(_POLL_S)
+
+    def _is_taken(self) -> bool:
+        self._made = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return self._lock.take()
+        except FileNotFoundError:
+            # A process that was refused has removed the folder, which it had made, in this moment: made again.
+            if self._folder.exists():
+                raise
+            return False
 
     def release(self) -> None:
         """Give the lock back; harmless if it is not held."""
