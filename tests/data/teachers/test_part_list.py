@@ -341,3 +341,25 @@ def test_a_damaged_part_without_a_digest_is_not_listed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="part-00000"):
         version.settle()
     assert not version.is_checked
+
+
+@pytest.mark.parametrize("moment", ["_mapped", "sha256_of"])
+def test_an_index_that_another_process_takes_away_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As one does whose student reads a part more, or less: it removes what is of other parts than its own."""
+    version = table(tmp_path / "teacher")
+    wanted = index_of(version)
+    [folder] = version.path.glob("by_user-*")
+    forget()
+    read = getattr(history, moment)
+
+    def behind_another(*arguments: object, **settings: object) -> object:
+        monkeypatch.setattr(history, moment, read)
+        shutil.rmtree(folder)
+        return read(*arguments, **settings)
+
+    monkeypatch.setattr(history, moment, behind_another)
+    found = index_of(version)
+    assert np.array_equal(found.keys, wanted.keys)
+    assert np.array_equal(found.vectors, wanted.vectors)

@@ -100,6 +100,37 @@ def test_a_version_that_begins_while_another_looks_is_not_gone(
     assert "big/meanwhile" in names(table)
 
 
+def test_parts_that_come_with_their_description_meanwhile_are_not_alone(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (table / "big/meanwhile").mkdir()
+    parts = side_table._names_of_parts
+
+    def behind_another(folder: Path) -> list[str]:
+        if folder.name == "meanwhile":
+            monkeypatch.setattr(side_table, "_names_of_parts", parts)
+            log(table, "meanwhile")
+        return parts(folder)
+
+    monkeypatch.setattr(side_table, "_names_of_parts", behind_another)
+    assert "big/meanwhile" in names(table)
+
+
+def test_a_version_that_another_process_begins_meanwhile_keeps_its_parts(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = side_table.found_versions
+
+    def behind_another(folder: Path, look: Callable[[], list[str]], **settings: str) -> list[str]:
+        monkeypatch.setattr(side_table, "found_versions", found)
+        log(table, "three")
+        return found(folder, look, **settings)
+
+    monkeypatch.setattr(side_table, "found_versions", behind_another)
+    version = VersionFolder.begin(table, replace(FACTS, version="three"))
+    assert len(version.index()) == 1
+
+
 def test_versions_that_begin_at_the_same_time_are_all_listed(tmp_path: Path) -> None:
     threads = [threading.Thread(target=log, args=(tmp_path, f"v{number}")) for number in range(8)]
     for each in threads:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -45,7 +44,7 @@ from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, exa
 from ziggurat.data.teachers.version_list import without_version
 from ziggurat.errors import DataError, FileError
 from ziggurat.features.kinds import TeacherHistory
-from ziggurat.files import Format, replacing_folder, sha256_of
+from ziggurat.files import Format, replacing_folder, sha256_of, take_away
 from ziggurat.ops.vector_histories import pack_rows
 
 INDEX = Format(
@@ -58,6 +57,7 @@ _INDEX_FILE = "index.json"
 _ORDER = 2  # of examples: 2 has those of one second by digest, not by part. Folders of another order are not looked at
 _ARRAYS = ("keys", "times", "examples", "vectors")
 _DIGEST_BYTES = 8
+_TRIALS = 3  # to map an index that other processes take away
 _ROWS_AT_A_TIME = 16_384
 _NO_KEY = 0  # of examples and rows without a user
 
@@ -196,13 +196,29 @@ def _open(
     """
     digest = hashlib.blake2b(repr((_ORDER, parts)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
     folder = version.path / f"{prefix}-{digest}"
-    if not (folder / _INDEX_FILE).exists():
+    for trial in range(_TRIALS):
+        if not (folder / _INDEX_FILE).exists():
+            try:
+                _write(version, folder, parts=[version.path / name for name, _ in parts], prefix=prefix)
+            except FileError:
+                # Another process, whose student reads the same parts, may have written it meanwhile, to the same bits.
+                if not (folder / _INDEX_FILE).exists():
+                    raise
         try:
-            _write(version, folder, parts=[version.path / name for name, _ in parts], prefix=prefix)
-        except FileError:
-            # Another process, whose student reads the same parts, may have written it meanwhile, to the same bits.
-            if not (folder / _INDEX_FILE).exists():
+            return _mapped(version, folder, part=part)
+        except (DataError, FileNotFoundError):
+            # Another process, whose student reads parts that came before or since, may have taken it away meanwhile.
+            if (folder / _INDEX_FILE).exists() or trial == _TRIALS - 1:
                 raise
+    raise AssertionError("the last trial returns or raises")
+
+
+def _mapped(version: VersionFolder, folder: Path, *, part: str) -> HistoryIndex:
+    """Map the files of an index.
+
+    Raises:
+        DataError, FileNotFoundError: it is damaged, or gone.
+    """
     noted = INDEX.read(folder / _INDEX_FILE)
     for name in _ARRAYS:
         file = folder / f"{name}.npy"
@@ -248,9 +264,9 @@ def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path], prefi
             target.flush()
         INDEX.write(temporary / _INDEX_FILE, {name: sha256_of(temporary / f"{name}.npy") for name in _ARRAYS})
     for older in version.path.glob(f"{prefix}-*"):
-        # Of fewer parts; whoever has its files mapped keeps them.
+        # Of fewer parts; whoever has its files mapped keeps them, and whoever comes to map them sees all or none.
         if older != folder and (older / _INDEX_FILE).exists():
-            shutil.rmtree(older, ignore_errors=True)
+            take_away(older)
 
 
 def check_versions(feature: TeacherHistory, versions: Sequence[VersionFolder]) -> None:

@@ -39,7 +39,7 @@ from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.part_list import PART, LoggedPart, PartList, another_content, digest_of_file
-from ziggurat.data.teachers.version_list import found_versions, list_versions
+from ziggurat.data.teachers.version_list import found_versions, held_list, list_versions
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.files import Format, remove_left_behind, replacing, sha256_of
@@ -159,11 +159,10 @@ class VersionFolder:
             begun = f"{facts.teacher}/{facts.version}"
             found_versions(Path(folder), lambda: _names_of_versions(folder), about_to_log=begun)
             path.mkdir(parents=True, exist_ok=True)
-            stored = VersionFolder(path, facts)
-            stored._write_list(PartList())
-            # Behind its description: a version that is listed and does not describe itself is gone.
-            list_versions(Path(folder), _names_of_versions(folder))
-            return stored
+            with held_list(Path(folder)):
+                # Another process may have begun the same version, and logged parts: its list of them stays.
+                if not (path / _VERSION_FILE).exists():
+                    VersionFolder(path, facts)._write_list(PartList())
         stored = VersionFolder.open(path)
         if stored.facts != facts:
             before, after = to_json(stored.facts), to_json(facts)
@@ -174,6 +173,7 @@ class VersionFolder:
                 where=str(path),
                 ways_out=("give the same flags again", "log into another folder: --out ANOTHER_FOLDER"),
             )
+        # Behind its description: a version that is listed and does not describe itself is gone.
         list_versions(Path(folder), _names_of_versions(folder))
         return stored
 
@@ -351,8 +351,7 @@ def versions_in(folder: str | Path) -> list[VersionFolder]:
         DataError: a description is damaged, or gone beside its parts; or a version that was logged is gone.
     """
     for path in sorted(Path(folder).glob("*/*")):
-        if not (path / _VERSION_FILE).exists():
-            _refuse_parts_alone(path)
+        _refuse_parts_alone(path)
     names = found_versions(Path(folder), lambda: _names_of_versions(folder))
     found = [VersionFolder.open(Path(folder) / name) for name in names]
     if not found:
@@ -388,8 +387,9 @@ def _refuse_parts_alone(folder: Path) -> None:
     Raises:
         DataError: there are such.
     """
+    # Parts first: they come behind the description, which a version that begins meanwhile has by then.
     names = _names_of_parts(folder)
-    if names:
+    if names and not (folder / _VERSION_FILE).exists():
         raise DataError(
             expected=f"{_VERSION_FILE} beside the parts of a version of a teacher",
             found=f"none, and {len(names):,} part{'s' if len(names) > 1 else ''}",

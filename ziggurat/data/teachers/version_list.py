@@ -13,8 +13,8 @@ Whoever wants to do without a version takes it away together with the list, whic
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
@@ -29,7 +29,6 @@ _LIST = Format(
     ways_out=("restore the file from a copy", "delete it, if all versions are there: logging makes it anew"),
 )
 _PATIENCE_S = 30.0
-_NAP_S = 0.05
 
 
 class _Content(TypedDict):
@@ -48,21 +47,31 @@ def list_versions(folder: Path, there: list[str]) -> None:
     """
     if set(there) <= set(_listed(folder)):
         return
-    lock = FileLock(folder / "versions.lock")
-    until = time.monotonic() + _PATIENCE_S
-    # Held for as long as a small file is read and written.
-    while not lock.take():
-        if time.monotonic() > until:
-            raise FileError(
-                expected="one process that writes the list of versions",
-                found="another one, which has not ended",
-                where=str(lock.path),
-                ways_out=("end that process", "log into another folder: --out ANOTHER_FOLDER"),
-            )
-        time.sleep(_NAP_S)
-    try:
+    with held_list(folder):
         content: _Content = {"versions": sorted({*_listed(folder), *there})}
         _LIST.write(folder / LIST_FILE, content)
+
+
+@contextlib.contextmanager
+def held_list(folder: Path) -> Iterator[None]:
+    """Hold the right to begin versions and to write the list, for as long as small files are read and written.
+
+    Args:
+        folder: the side table, which is there.
+
+    Raises:
+        FileError: another process holds it.
+    """
+    lock = FileLock(folder / "versions.lock")
+    if not lock.take_within(_PATIENCE_S):
+        raise FileError(
+            expected="one process that writes the list of versions",
+            found="another one, which has not ended",
+            where=str(lock.path),
+            ways_out=("end that process", "log into another folder: --out ANOTHER_FOLDER"),
+        )
+    try:
+        yield
     finally:
         lock.release()
 
