@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -399,3 +401,30 @@ def test_times_that_differ_in_their_upper_half_alone_are_not_stored_as_one() -> 
     values, begins, sizes = halves_of(shared_lists(stored).column("times").chunk(0))
     ends = begins + sizes
     assert [values[first:last].view(np.int64).tolist() for first, last in zip(begins, ends, strict=True)] == lists
+
+
+def test_of_two_processes_one_makes_the_samples_and_the_other_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal files in their place would be others to whoever prepares data of them already."""
+    random_log(3).write_parquet(tmp_path / "log.parquet")
+    config = DataConfig(train=(str(tmp_path / "log.parquet"),))
+    write = sequences._write
+    waits = threading.Event()
+    made: list[object] = []
+
+    def while_another_waits(*arguments: Any, **settings: Any) -> None:
+        made.append(arguments)
+        assert waits.wait(60)
+        write(*arguments, **settings)
+
+    monkeypatch.setattr(sequences, "_write", while_another_waits)
+    with ThreadPoolExecutor(2) as pool:
+        pending = [
+            pool.submit(sequences_of, config, schema_of(), folder=tmp_path / "cache", waiting=waits.set)
+            for _ in range(2)
+        ]
+        one, other = (each.result() for each in pending)
+    assert one == other
+    assert len(made) == 1
+    assert not list((tmp_path / "cache").glob(".*"))

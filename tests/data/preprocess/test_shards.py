@@ -17,7 +17,7 @@ from tests.data.preprocess.test_prepare import SCHEMA, raw_frame
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.shard_fit import ShardReader
 from ziggurat.data.preprocess.fit.shards import Shard
-from ziggurat.data.preprocess.fit.work import Work
+from ziggurat.data.preprocess.fit.work import PublishedError, Work
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
@@ -250,6 +250,24 @@ def test_notes_that_were_exchanged_are_not_believed(tmp_path):
         other.write_bytes(content)
         assert work.note("a") is None
         assert work.note("b") is None
+
+
+def test_units_that_another_process_publishes_while_they_are_looked_at_are_not_damaged(tmp_path, monkeypatch):
+    with Work(tmp_path / "x", waiting=lambda: None) as first, Work(tmp_path / "x", waiting=lambda: None) as second:
+        first.start()
+        (first.folder / "out").mkdir()
+        (first.folder / "out" / "part").write_text("content")
+        first.keep("unit", {}, left=[first.folder / "out"])
+        look = second._is_as_noted
+
+        def behind_the_publisher(left):
+            (first.folder / "out").rename(first.target)
+            return look(left)
+
+        monkeypatch.setattr(second, "_is_as_noted", behind_the_publisher)
+        with pytest.raises(PublishedError):
+            second.start()
+        assert second.damaged == []
 
 
 def test_a_unit_whose_note_cannot_be_read_back_is_an_error_and_not_left_out(tmp_path, monkeypatch):

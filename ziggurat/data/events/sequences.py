@@ -19,9 +19,11 @@ Memory: that of the log (`log.py`), and a few million events of lists at a time,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -44,7 +46,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, FileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, NEXT_ITEM, TrainingWindows, of_history
 from ziggurat.features.schema import (
@@ -58,7 +60,7 @@ from ziggurat.features.schema import (
     Sequence,
     table_of,
 )
-from ziggurat.files import Format, replacing_folder
+from ziggurat.files import FileLock, Format, replacing_folder, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
 
@@ -125,13 +127,19 @@ def sequence_schema(schema: Schema) -> Schema:
     )
 
 
-def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences:
+def sequences_of(
+    config: DataConfig, schema: Schema, *, folder: Path, waiting: Callable[[], None] = lambda: None
+) -> Sequences:
     """Samples of the events of raw files, made now or found in the folder.
+
+    Of processes that want the same at the same time one makes them, and the others wait: files that were replaced by
+    equal ones would be others to whoever has opened them.
 
     Args:
         config: the raw files, and how to split.
         schema: of the events.
         folder: where sequences are kept.
+        waiting: called before another process is waited for.
 
     Raises:
         SchemaError, DataError: as `read_events`; no user has two events to train on.
@@ -161,20 +169,40 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
     target = folder / f"events_{_fingerprint(config, schema, source)}"
     # The facts are written last, so that a folder without them is not whole.
     if not (target / _FACTS_FILE).exists():
-        bad_rows = BadRows(
-            config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
-        )
-        with bad_rows, replacing_folder(target) as temporary:
-            # Again, with the policy for bad rows: the first look only names the files.
-            checked = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
-            log = read_events(
-                checked.frames(columns=schema.columns),
-                schema,
-                bad_rows=bad_rows,
-                date_order=config.split.date_order,
-            )
-            _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
+        with _made_once(target, waiting=waiting):
+            if not (target / _FACTS_FILE).exists():
+                _make(target, config, schema, source=source)
     return _opened(target, config, schema, source=source)
+
+
+@contextlib.contextmanager
+def _made_once(target: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    with writing_to(target, FileError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not lock.take():
+            waiting()
+            lock.take_within(math.inf)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make(target: Path, config: DataConfig, schema: Schema, *, source: RawSource) -> None:
+    bad_rows = BadRows(
+        config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
+    )
+    with bad_rows, replacing_folder(target) as temporary:
+        # Again, with the policy for bad rows: the first look only names the files.
+        checked = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
+        log = read_events(
+            checked.frames(columns=schema.columns),
+            schema,
+            bad_rows=bad_rows,
+            date_order=config.split.date_order,
+        )
+        _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
 
 
 def find_sequences(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences | None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from ziggurat.arguments import check_arguments
@@ -89,7 +90,8 @@ def prepare(
     told: ProgressCallback = progress or (lambda phase, done, total: None)
     if schema.events is not None and config.train:
         Sources(config).refuse_missing_roles(schema)
-    sequences = None if schema.events is None else sequences_of(config, schema, folder=Path(folder))
+    wait = partial(told, _WAITING, 0, None)
+    sequences = None if schema.events is None else sequences_of(config, schema, folder=Path(folder), waiting=wait)
     config, schema = (config, schema) if sequences is None else (sequences.config, sequences.schema)
     refuse_label_as_feature(schema)
     schema = with_negative_rate(schema, config.negative_rate)
@@ -102,7 +104,7 @@ def prepare(
         sources.refuse_missing_roles(schema)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with Work(target, waiting=lambda: told(_WAITING, 0, None)) as work:
+        with Work(target, waiting=wait) as work:
             note = ""
             if target.exists():
                 try:

@@ -148,6 +148,9 @@ class Work:
         for name in self._finished():
             note = self._read(name)
             if note is not None and not self._is_as_noted(note["left"]):
+                # What another process publishes is moved away from under those that look at it.
+                if self.target.exists():
+                    raise PublishedError
                 (self.folder / f"{name}.json").unlink(missing_ok=True)
                 self.damaged.append(name)
         self.resumed = any(self.note(name) is not None for name in self._finished())
