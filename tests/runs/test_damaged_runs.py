@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -17,6 +19,10 @@ from tests.end_to_end.test_towers import SCHEMA
 from ziggurat.cli.main import main
 from ziggurat.errors import DataError
 from ziggurat.runs.load import load_run
+from ziggurat.runs.verify import _unpinned
+from ziggurat.training.checkpoint import Checkpoint, CheckpointStore
+from ziggurat.training.checkpoint.retention import complete_steps, step_folder
+from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import INPUTS, read_evaluation
 
 
@@ -75,6 +81,32 @@ def test_verify_sees_damage_to_every_small_file(copy: Path, name: str, capsys: p
         said = capsys.readouterr().out
         assert f"{name.removesuffix('/preprocessing.json').removesuffix('/vocabulary_000.parquet')}: DAMAGED" in said
         assert "ways out:" in said
+
+
+def test_a_checkpoint_that_the_run_deletes_while_it_is_verified_is_not_damaged(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oldest = complete_steps(copy / "checkpoints")[0]
+    look = CheckpointStore.verify
+
+    def behind_the_run(store: CheckpointStore, step: int) -> None:
+        if step == oldest:
+            shutil.rmtree(step_folder(copy / "checkpoints", step))
+        look(store, step)
+
+    monkeypatch.setattr(CheckpointStore, "verify", behind_the_run)
+    assert main(["verify", str(copy)]) == 0
+    assert f"checkpoint {oldest}: deleted meanwhile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("now", "unpinned"), [(7, 0), (5, 5)])
+def test_a_pin_that_the_run_moves_while_it_is_verified_is_not_missed(now: int, unpinned: int) -> None:
+    def knowing(best: int) -> Checkpoint:
+        position = Position(step=6, best_step=best)
+        return Checkpoint(step=6, tensors={}, state={"position": position.to_json()})
+
+    store = SimpleNamespace(steps=lambda: [5, 6, 7], pinned=lambda: [7], load=lambda **settings: knowing(now))
+    assert _unpinned(cast(CheckpointStore, store), knowing(5)) == unpinned
 
 
 def test_verify_misses_the_pin_of_the_best_checkpoint_and_says_how_to_set_it(

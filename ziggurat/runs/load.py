@@ -561,6 +561,10 @@ def load_run(
     # A step that was asked for is loaded or refused; the best one gives way to another that is intact.
     try:
         loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
+        # A run that goes on in another process may have found a better one meanwhile, and let go of this one.
+        while loaded.step != chosen and (better := best_step(store)) != chosen:
+            chosen = better
+            loaded = store.load(prefer=chosen, into=into, match=Match.SUBSET)
     except CheckpointError as problem:
         # Damage says nothing about the format of the products, so it passes as it is.
         if recorded is None or isinstance(problem, DamagedCheckpointError):

@@ -28,7 +28,7 @@ from ziggurat.runs.data_paths import located
 from ziggurat.runs.data_record import refuse_other_vocabularies
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.packed_run import read_products
-from ziggurat.training.checkpoint import CheckpointStore, Match
+from ziggurat.training.checkpoint import Checkpoint, CheckpointStore, Match
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
 from ziggurat.training.records.windows import read_windows
@@ -52,14 +52,24 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
     intact = list[int]()
     damaged: dict[int, CheckpointError] = {}
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
-    for step in store.steps():
+    gone = list[int]()
+    waiting = store.steps()
+    while waiting:
+        step = waiting.pop(0)
         try:
             store.verify(step)
             lines.append(f"checkpoint {step:,}: intact")
             intact.append(step)
         except CheckpointError as error:
-            good = False
-            damaged[step] = error
+            if step in store.steps():
+                good = False
+                damaged[step] = error
+                continue
+            # The run goes on in another process, which keeps the newest alone.
+            lines.append(f"checkpoint {step:,}: deleted meanwhile by the run, which goes on")
+            gone.append(step)
+            if not waiting and not intact:
+                waiting = [each for each in store.steps() if each not in gone and each not in damaged]
     for step, error in damaged.items():
         if not intact:  # no older one can be loaded in its place
             error.ways_out = ("restore a checkpoint from a copy", "start the run again in an empty folder")
@@ -75,13 +85,12 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
     files = WrittenFiles(run)
     if intact:
         # No tensor is wanted, only what the checkpoint says of the run.
-        state = store.load(intact[-1], into={}, match=Match.SUBSET).state
-        best = Position.from_json(state.get("position")).best_step
-        if best in store.steps() and best not in store.pinned():
+        newest = store.load(prefer=intact[-1], into={}, match=Match.SUBSET)
+        best = _unpinned(store, newest)
+        if best:
             good = False
             lines.append(f"checkpoint {best:,}: NOT PINNED\n{_not_pinned(run, best)}")
-        written = state.get("written")
-        problems = files.problems(written, step=intact[-1])
+        problems = files.problems(newest.state.get("written"), step=newest.step)
         lines += [f"{Path(problem.where).name}: DAMAGED\n{problem}" for problem in problems]
         lines += [f"{name} begins after step {step:,}: an earlier one was damaged" for name, step in files.since()]
         if problems:
@@ -98,9 +107,13 @@ def verify_windows(run: RunFolder) -> Verdict:
     """Check that a stream scored each window once, and trained its rows once, in order; the last one may be partial."""
     try:
         records = read_windows(run.windows)
+        ledger = read_ledger(run.ledger)
+        # Of a stream that goes on in another process, both as they were while no window came.
+        while (now := read_windows(run.windows)) != records:
+            records = now
+            ledger = read_ledger(run.ledger)
     except CheckpointError as error:
         return Verdict(lines=[f"{run.windows.name}: DAMAGED\n{error}"], good=False)
-    ledger = read_ledger(run.ledger)
     lines: list[str] = []
     good = True
     trained = [record for record in records if record.trained_rows]
@@ -168,6 +181,23 @@ def _refuse_other_inputs(run: RunFolder) -> None:
             where=str(run.inputs),
             ways_out=("restore the folder from a copy of this run", "train again, into another folder"),
         )
+
+
+def _unpinned(store: CheckpointStore, newest: Checkpoint) -> int:
+    """Return the step of the best checkpoint where nothing keeps it; 0 where all is well.
+
+    Args:
+        store: of the run.
+        newest: the newest intact checkpoint, which knows the best one.
+    """
+    best = Position.from_json(newest.state.get("position")).best_step
+    while best in store.steps() and best not in store.pinned():
+        now = Position.from_json(store.load(into={}, match=Match.SUBSET).state.get("position")).best_step
+        # A run that goes on in another process pins a better one before it lets go of this one.
+        if now == best:
+            return best
+        best = now
+    return 0
 
 
 def _not_pinned(run: RunFolder, step: int) -> CheckpointError:

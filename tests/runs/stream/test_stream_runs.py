@@ -34,6 +34,7 @@ from ziggurat.features.schema import Encoding, table_of
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.precision import PLAIN
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs import verify
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.stream.run import StreamResult, stream_run
@@ -41,6 +42,7 @@ from ziggurat.training.checkpoint import CheckpointStore
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.config import AverageOver, DamagedRecords, Decay, ScheduleConfig
 from ziggurat.training.evaluation.evaluate import scores_of
+from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import WindowsFile, read_windows
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress
@@ -749,3 +751,21 @@ def test_verify_says_which_window_lacks_a_row(file: Path, tmp_path: Path, capsys
         WindowsFile(path, last_step=record.step).append(dataclasses.replace(record, rows=record.rows + 1))
     assert main(["verify", str(tmp_path / "run")]) == 1
     assert "NOT every row exactly once" in capsys.readouterr().out
+
+
+def test_a_stream_that_goes_on_while_it_is_verified_has_no_steps_of_unknown_windows(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(shutil.copytree(whole, tmp_path / "run"))
+    lines = run.windows.read_bytes().splitlines(keepends=True)
+    run.windows.write_bytes(b"".join(lines[:-2]))
+    read = verify.read_ledger
+
+    def behind_the_stream(path: Path) -> np.ndarray:
+        run.windows.write_bytes(b"".join(lines))
+        return read(path)
+
+    monkeypatch.setattr(verify, "read_ledger", behind_the_stream)
+    verdict = verify.verify_windows(run)
+    assert verdict.good, verdict.lines
+    assert len(verdict.lines) == len(lines)

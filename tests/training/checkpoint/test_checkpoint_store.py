@@ -27,7 +27,8 @@ from tests.training.checkpoint.checkpoint_cases import (
 )
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, Match, SaveMode
+from ziggurat.training.checkpoint import CheckpointConfig, CheckpointReader, CheckpointStore, Match, SaveMode, retention
+from ziggurat.training.checkpoint import store as store_module
 from ziggurat.training.checkpoint.files import DTYPE_CODES
 
 
@@ -279,6 +280,7 @@ def test_one_save_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", lambda descriptor: gate.wait(10) and real(descriptor))
     first, second = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     first.save(2, tensors=tensors_of(2), state=state_of(2))
+    monkeypatch.setattr(retention, "_PATIENCE_S", 0.1)
     with pytest.raises(CheckpointError, match="still running"):
         second.save(3, tensors=tensors_of(3), state=state_of(3))
     reader = CheckpointStore(tmp_path)  # a reader must not clean up under a living writer
@@ -289,6 +291,63 @@ def test_one_save_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     second.save(3, tensors=tensors_of(3), state=state_of(3))
     second.wait()
     assert second.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("moment", ["before its files are verified", "before they are read"])
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    """As by a run that goes on in another process, and keeps the newest alone."""
+    writer = CheckpointStore(tmp_path, config=CheckpointConfig(keep=1, mode=SaveMode.SYNC))
+    writer.save(1, tensors=tensors_of(1), state=state_of(1))
+    reader = CheckpointStore(tmp_path)
+    place, name = (CheckpointReader, "verify") if "verified" in moment else (store_module, "read_tensors")
+    read = getattr(place, name)
+
+    def behind_the_writer(*arguments: object, **settings: object) -> object:
+        monkeypatch.setattr(place, name, read)
+        step = writer.steps()[-1] + 1
+        writer.save(step, tensors=tensors_of(step), state=state_of(step))
+        return read(*arguments, **settings)
+
+    monkeypatch.setattr(place, name, behind_the_writer)
+    checkpoint = reader.load()
+    assert (checkpoint.step, checkpoint.skipped) == (2, ())
+    assert_same(checkpoint.tensors, tensors_of(2))
+    assert "damaged" not in caplog.text
+    if place is CheckpointReader:
+        monkeypatch.setattr(place, name, behind_the_writer)
+        with pytest.raises(CheckpointError, match="no checkpoint of step 2"):
+            reader.load(2)
+
+
+def test_a_save_waits_for_a_process_that_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    store = save_steps(tmp_path, range(1, 2))
+    reader = retention.FolderLock(tmp_path)
+    reader.acquire()
+    timer = threading.Timer(0.2, reader.release)
+    timer.start()
+    store.save(2, tensors=tensors_of(2), state=state_of(2))
+    timer.join()
+    store.wait()
+    assert store.steps() == [1, 2]
+
+
+def test_who_reads_a_folder_leaves_alone_what_is_being_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = save_steps(tmp_path, range(1, 4))
+    delete = retention._delete
+    left: list[str] = []
+
+    def before_a_reader(path: Path) -> None:
+        left.extend(CheckpointStore(tmp_path).leftovers)
+        delete(path)
+
+    monkeypatch.setattr(retention, "_delete", before_a_reader)
+    assert store.discard_after(1) == [2, 3]
+    assert left == []
+    assert store.steps() == [1]
 
 
 def test_context_manager_waits_and_does_not_hide_errors(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from ziggurat.training.checkpoint.files import sync_folder
 _LEFTOVER_NAME = re.compile(r"\.(partial|replaced|pruned)-step-[0-9]{12}")
 _PIN_NAME = re.compile(r"step-[0-9]{12}\.pinned")
 MAX_STEP = 10**12 - 1
+_PATIENCE_S = 10.0
+_POLL_S = 0.05
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -169,27 +172,41 @@ def remove_quietly(path: Path) -> None:
 
 
 class FolderLock:
-    """One save at a time in a folder, over all processes of a host: `flock` on `.lock`. A kill releases it."""
+    """One save at a time in a folder, over all processes of a host: `flock` on `.lock`. A kill releases it.
+
+    A process that only reads the folder holds it too, for as long as it takes to remove what a killed save left.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".lock"
         self._descriptor = -1
 
-    def acquire(self) -> None:
-        """Take the lock, or raise `CheckpointError` at once if somebody else holds it."""
+    def acquire(self, *, waits: bool = True) -> None:
+        """Take the lock, or raise `CheckpointError` if somebody else holds it.
+
+        Args:
+            waits: a while, for a process that removes what a killed save left; else it raises at once.
+        """
         with writing(self._path):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            with writing(self._path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except CheckpointError as error:
-            os.close(descriptor)
-            raise CheckpointError(
-                expected="one save at a time in a checkpoint folder",
-                found="a save that is still running, here or in another process",
-                where=str(self._path.parent),
-                ways_out=("give every run a folder of its own", "end the other run"),
-            ) from error
+        end = time.monotonic() + (_PATIENCE_S if waits else 0.0)
+        while True:
+            try:
+                with writing(self._path):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except CheckpointError as error:
+                is_held = isinstance(error.__cause__, BlockingIOError)
+                if is_held and time.monotonic() < end:
+                    time.sleep(_POLL_S)
+                    continue
+                os.close(descriptor)
+                raise CheckpointError(
+                    expected="one save at a time in a checkpoint folder",
+                    found="a save that is still running, here or in another process",
+                    where=str(self._path.parent),
+                    ways_out=("give every run a folder of its own", "end the other run"),
+                ) from error
         self._descriptor = descriptor
 
     @property

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -205,7 +205,8 @@ class CheckpointStore:
         """Load a checkpoint, after verifying every file. Collective.
 
         Names, types and shapes are compared first, so that no file is read that would not fit; nothing in `into` is
-        changed before all files were verified.
+        changed before all files were verified. Where a run goes on in another process, which saves and deletes
+        meanwhile, a checkpoint that is deleted while it is read is not damaged: a newer one is read.
 
         Args:
             step: which one; None takes the newest that is intact, and reports damaged newer ones in `skipped`.
@@ -225,7 +226,10 @@ class CheckpointStore:
             candidates = [prefer, *(other for other in candidates if other != prefer)]
         elif prefer is not None:
             skipped.append(self._absent(prefer, candidates))
-        for candidate in candidates:
+        tried: list[int] = []
+        while candidates:
+            candidate = candidates.pop(0)
+            tried.append(candidate)
             try:
                 # Names and shapes first: a checkpoint that does not fit is no damaged one, and its files need no
                 # look.
@@ -234,9 +238,15 @@ class CheckpointStore:
                 self._verify(reader)
                 state = self._ranks.agree_on_coordinator(reader.state)
             except DamagedCheckpointError as error:
+                newer = self._newer_ones(candidate, tried)
                 # A step that was asked for by number gives way to no other.
+                if step is not None and newer:
+                    raise self._absent(step, self.steps()) from error
                 if step is not None:
                     raise
+                if newer:
+                    candidates = newer
+                    continue
                 _log.warning("checkpoint of step %d is damaged and was skipped:\n%s", candidate, error)
                 skipped.append(error)
                 self._damaged.add(candidate)
@@ -247,7 +257,13 @@ class CheckpointStore:
             else:
                 tensors = into if not optional else {name: into[name] for name in into if name in stored}
             # Only now, when all ranks have verified their files: an error before has changed no tensor.
-            self._ranks.agree(partial(read_tensors, reader, tensors, name=name_of(reader)))
+            try:
+                self._ranks.agree(partial(read_tensors, reader, tensors, name=name_of(reader)))
+            except DamagedCheckpointError:
+                candidates = [] if step is not None else self._newer_ones(candidate, tried)
+                if not candidates:
+                    raise
+                continue
             # Its step may be saved again: training goes on from there.
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
@@ -288,7 +304,20 @@ class CheckpointStore:
             The steps that were deleted.
         """
         self.wait()
-        return self._ranks.agree_on_coordinator(lambda: list(self._discard([it for it in self.steps() if it > step])))
+
+        def discard() -> list[int]:
+            later = [it for it in self.steps() if it > step]
+            if not later:
+                return []
+            lock = retention.FolderLock(self.folder)
+            # A process that reads the folder takes what is being deleted for what a killed save left.
+            lock.acquire()
+            try:
+                return self._discard(later)
+            finally:
+                lock.release()
+
+        return self._ranks.agree_on_coordinator(discard)
 
     def close(self) -> None:
         """Wait for the last save, and end the process group of the store, which saves and loads no more. Collective."""
@@ -361,7 +390,7 @@ class CheckpointStore:
     def _clear_leftovers(self) -> None:
         lock = retention.FolderLock(self.folder)
         try:
-            lock.acquire()
+            lock.acquire(waits=False)
         except CheckpointError as error:  # another process is saving right now, or the folder is only for reading
             _log.info("leftovers of a killed save were not removed:\n%s", error)
             return
@@ -385,6 +414,15 @@ class CheckpointStore:
             return [step]
 
         return self._ranks.agree_on_coordinator(choose)
+
+    def _newer_ones(self, gone: int, tried: Sequence[int]) -> list[int]:
+        """Return the steps to try in place of one that was deleted meanwhile, in order; none where it is there."""
+
+        def look() -> list[int]:
+            steps = self.steps()
+            return [] if gone in steps else [step for step in reversed(steps) if step not in tried]
+
+        return self._ranks.agree_on_coordinator(look)
 
     def _require_step(self, step: int) -> None:
         steps = self.steps()
