@@ -20,6 +20,7 @@ Equal requests get equal answers, up to rounding in other batches. Nothing that 
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ from ziggurat.serving.answers import (
     degraded_by,
 )
 from ziggurat.serving.export.export_folder import ExportFolder, open_export
+from ziggurat.serving.export.published_folder import held_folder, is_version
 from ziggurat.serving.golden import check_golden
 from ziggurat.serving.load_parts import load_parts
 from ziggurat.serving.request_rows import canonical_id, in_plain_numbers, refuse_unknown
@@ -110,8 +112,10 @@ class Recommender:
             ExportError: a file is damaged, or a golden request is answered in another way; names it.
             ConfigError: a model that is neither built in nor in `models`.
         """
-        export = open_export(folder)
-        chain, users, info = load_parts(export, models=models)
+        # Of a published folder, whose stream may go on meanwhile, the version that is read stays until it is read.
+        with held_folder(Path(os.path.realpath(folder))) as place:
+            export = open_export(place if is_version(place) else folder)
+            chain, users, info = load_parts(export, models=models)
         loaded = Recommender(export, chain=chain, users=users, info=info)
         if check:
             loaded.check_golden()

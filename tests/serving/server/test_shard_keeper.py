@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,3 +102,35 @@ def test_a_shard_that_ends_is_started_again_at_the_same_address(
     assert killed not in pids(keeper)
     assert seen[0][0] is seen[0][1]
     assert keeper.failure is None
+
+
+def test_what_is_published_while_a_shard_loads_is_loaded_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index takes minutes to load, and the folder that it lies in leads elsewhere by then."""
+    export = tmp_path / "export"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    export.symlink_to("first")
+    loaded: list[Path] = []
+
+    def load(versions: process.ShardVersions, folder: Path) -> str:
+        loaded.append(folder.resolve())
+        export.unlink()
+        export.symlink_to("second")
+        return folder.resolve().name
+
+    async def serve(app: Any, task: ShardTask, config: ServerConfig, control: Control, **settings: Any) -> None:
+        watching = asyncio.create_task(process._watch(app.versions, task.export, **settings))
+        end = time.monotonic() + 10
+        while len(loaded) < 2 and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    monkeypatch.setattr(process.ShardVersions, "load", load)
+    monkeypatch.setattr(process, "_serve", serve)
+    monkeypatch.setattr(process, "WATCH_S", 0.0)
+    task = ShardTask(
+        shard=0, num_shards=1, export=export, copy=None, listener=socket.socket(), config=ServerConfig(), api_key=""
+    )
+    with contextlib.closing(task.listener):
+        assert process.run_shard(task, SimpleNamespace(send=lambda **message: True)) == 0  # type: ignore[arg-type]
+    assert [each.name for each in loaded[:2]] == ["first", "second"]

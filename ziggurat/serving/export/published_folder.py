@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
-from ziggurat.files import FileLock, Format, refuse_url, temporary_beside, writing_to
+from ziggurat.files import FileLock, Format, is_temporary, refuse_url, remove_left_behind, take_away, writing_to
 from ziggurat.plain import JSON
 from ziggurat.typed import Count, CountOrNone
 
@@ -302,20 +302,30 @@ def roll_back(folder: str | Path, *, to: str = "") -> tuple[Pointer, Pointer]:
             where=str(path),
             ways_out=("check the path", f"publish into it: ziggurat stream RECIPE … --publish {pasted(path)}"),
         )
+    asked = read_pointer(path)
+    chosen = _chosen(asked, to=to, where=str(path))
     before: list[Pointer] = []
 
     def change(pointer: Pointer | None) -> Pointer:
         assert pointer is not None, "looked at above"
-        chosen = _chosen(pointer, to=to, where=str(path))
-        try:
-            open_export(version_folder(path, chosen.number))  # all of its files, before anybody is sent there
-        except ZigguratError as error:
-            ways = ("restore the folder from a copy", *_ways_back(path, pointer, but=chosen.number))
-            raise ExportError(expected=error.expected, found=error.found, where=error.where, ways_out=ways) from error
         before.append(pointer)
-        return replace(pointer, current=chosen.number, held=to != NEWEST)
+        # What was published since was checked by who published it.
+        to_lead_to = pointer.newest if to == NEWEST else _chosen(pointer, to=str(chosen.number), where=str(path))
+        return replace(pointer, current=to_lead_to.number, held=to != NEWEST)
 
-    after = change_pointer(path, change)
+    version = version_folder(path, chosen.number)
+    lease = Lease(version)
+    try:
+        # All of its files, before anybody is sent there. That takes as long as reading them, and a stream that
+        # publishes meanwhile needs the pointer: it is not held yet.
+        try:
+            open_export(version)
+        except ZigguratError as error:
+            ways = ("restore the folder from a copy", *_ways_back(path, asked, but=chosen.number))
+            raise ExportError(expected=error.expected, found=error.found, where=error.where, ways_out=ways) from error
+        after = change_pointer(path, change)
+    finally:
+        lease.release()
     return before[0], after
 
 
@@ -383,7 +393,13 @@ def refuse_other_folder(folder: str | Path) -> None:
             where=f"--publish {path}",
             ways_out=("--publish exports/live",),
         )
-    others = sorted(set(os.listdir(path)) - {VERSIONS, PUBLISHER_LOCK, _LOCK}) if path.is_dir() else []
+    names = os.listdir(path) if path.is_dir() else []
+    if POINTER_NAME in names:  # the first version of another stream came meanwhile
+        refuse_other_folder(folder)
+        return
+    # A pointer that is being written, or was when its process was killed, has a temporary name.
+    others = sorted(set(names) - {VERSIONS, PUBLISHER_LOCK, _LOCK})
+    others = [name for name in others if not (is_temporary(name) and name.startswith(f".{POINTER_NAME}."))]
     if not path.is_dir() or others:
         raise ConfigError(
             expected="a folder that does not exist yet, or one that is published into",
@@ -398,10 +414,11 @@ def refuse_other_folder(folder: str | Path) -> None:
 
 def _gone_pointer(folder: Path) -> ExportError | None:
     """Return the error of a folder that has versions and no pointer; None of any other folder."""
+    left = [name for name in _listed(folder / VERSIONS) if not _LEFT.fullmatch(name)]
+    # Behind the versions: of those that are there a pointer that comes meanwhile speaks by now.
     if is_published(folder):
         return None
     # What a publisher leaves that was killed before its first pointer is the one version of number 1.
-    left = [name for name in _listed(folder / VERSIONS) if not _LEFT.fullmatch(name)]
     first = version_folder(folder, 1)
     if not left or (left == [first.name] and (first / _MANIFEST).is_file()):
         return None
@@ -504,12 +521,9 @@ def _held(path: Path, *, busy: Callable[[str], ZigguratError]) -> Iterator[None]
         busy: returns the error that is raised where it does not become free, of who holds it.
     """
     lock = FileLock(path)
-    end = time.monotonic() + _PATIENCE_S
     with writing_to(path, FileError):
-        while not lock.take():
-            if time.monotonic() > end:
-                raise busy(lock.holder())
-            time.sleep(_POLL_S)
+        if not lock.take_within(_PATIENCE_S):
+            raise busy(lock.holder())
     try:
         yield
     finally:
@@ -518,6 +532,7 @@ def _held(path: Path, *, busy: Callable[[str], ZigguratError]) -> Iterator[None]
 
 def _remove_left(folder: Path) -> None:
     """Remove versions that a killed publisher began and nobody was ever sent to; nothing that has another name."""
+    remove_left_behind(folder / POINTER_NAME)
     pointer = read_pointer(folder) if is_published(folder) else None
     listed = () if pointer is None else {each.number for each in pointer.versions}
     last = 0 if pointer is None else pointer.last
@@ -532,9 +547,13 @@ def _remove_left(folder: Path) -> None:
         if is_unlisted and keeps_newer and int(entry.name) > last:
             continue
         path = Path(entry.path)
-        # A version that is not listed was pruned or never pointed to. One that a server still holds stays until then.
-        if is_begun or ((path / _MANIFEST).is_file() and not in_use(path)):
+        if is_begun:
             shutil.rmtree(path, ignore_errors=True)
+        # A version that is not listed was pruned or never pointed to. One that a server still holds stays until then.
+        elif (path / _MANIFEST).is_file():
+            with _unused(path) as is_unused:
+                if is_unused:
+                    take_away(path)
 
 
 def newest_number(folder: Path) -> int:
@@ -555,40 +574,50 @@ def prune(folder: Path, *, keep: int) -> list[int]:
         Numbers of those that are gone.
     """
     gone: list[int] = []
+    held = contextlib.ExitStack()
 
     def without(pointer: Pointer | None) -> Pointer:
         assert pointer is not None, "something was published"
         for each in pointer.versions[:-keep]:
-            if each.number != pointer.current and not in_use(version_folder(folder, each.number)):
+            version = version_folder(folder, each.number)
+            if each.number != pointer.current and held.enter_context(_unused(version)):
                 gone.append(each.number)
         return replace(pointer, versions=tuple(each for each in pointer.versions if each.number not in gone))
 
     if len(read_pointer(folder).versions) <= keep:
         return []
-    # The list first: whoever reads it afterwards is sent to none of those that go.
-    change_pointer(folder, without)
-    for number in gone:
-        path = version_folder(folder, number)
-        aside = temporary_beside(path)
-        with contextlib.suppress(OSError):  # what cannot be removed now is removed at the next start
-            path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+    # Until the versions are gone nobody else can hold one: who wants to waits, and finds it gone.
+    with held:
+        # The list first: whoever reads it afterwards is sent to none of those that go.
+        change_pointer(folder, without)
+        for number in gone:
+            take_away(version_folder(folder, number))  # what cannot be removed now is removed at the next start
     return gone
 
 
 def in_use(version: Path) -> bool:
     """Return whether a server on this machine holds a version."""
+    with _unused(version) as is_unused:
+        return not is_unused
+
+
+@contextlib.contextmanager
+def _unused(version: Path) -> Iterator[bool]:
+    """Keep others from holding a version while the block runs; yields False where somebody holds it already."""
     try:
         descriptor = os.open(version / _MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False
+        yield True
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or a file system without locks, which cannot say that it is not
-        return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks, which cannot say that it is not
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
-    return False
 
 
 class Lease:
@@ -600,20 +629,68 @@ class Lease:
 
     def __init__(self, version: Path) -> None:
         self._descriptor = -1
+        self._is_locked = False
         if not is_version(version):
             return
+        manifest = version / _MANIFEST
         with contextlib.suppress(OSError):  # without locks there, the number of kept versions is all that protects it
-            self._descriptor = os.open(version / _MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            is_locked = self._lock()
+            # It may have been taken away while this waited: what is held then has no name, or that of another one.
+            self._is_locked = is_locked and os.path.samestat(os.fstat(self._descriptor), os.lstat(manifest))
+        if not self._is_locked:
+            self.release()
+
+    @property
+    def is_held(self) -> bool:
+        """False of what is no version, or is gone, and where the file system has no locks."""
+        return self._is_locked
+
+    def _lock(self) -> bool:
+        """Lock the manifest, and wait for a publisher that looks whether anybody holds it, or removes the version.
+
+        Raises:
+            OSError: there are no locks.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    return False
+                time.sleep(_POLL_S)
+            else:
+                return True
 
     def release(self) -> None:
         """Give it back, also where processes that were forked meanwhile have the same descriptor."""
+        self._is_locked = False
         if self._descriptor < 0:
             return
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
         self._descriptor = -1
+
+
+@contextlib.contextmanager
+def held_folder(folder: Path) -> Iterator[Path]:
+    """Hold the version that a published folder leads to while the block runs, and yield its folder; any other as it is.
+
+    Raises:
+        ExportError: as `served_folder`.
+    """
+    place = served_folder(folder)
+    lease = Lease(place)
+    # Between the pointer and the lock, newer versions may have come and this one gone.
+    while is_version(place) and not lease.is_held and (now := served_folder(folder)) != place:
+        place = now
+        lease = Lease(place)
+    try:
+        yield place
+    finally:
+        lease.release()
 
 
 def pointer_identity(folder: Path) -> object:

@@ -153,6 +153,8 @@ class Supervisor:
         self.own = own
         self._api_key = api_key
         self._on_ready = on_ready
+        # Before the folder: what is published in between is seen as another one.
+        self._last_identity = identity_of(export)
         # A link or a pointer may lead elsewhere later: workers of a version load the same folder.
         self._folder = served_folder(export.resolve())
         self._command = export  # what SIGHUP and --watch follow, whatever /admin/swap has loaded meanwhile
@@ -168,7 +170,6 @@ class Supervisor:
         self._failure: ZigguratError | None = None
         self._backoff = Backoff()
         self._close_deadline = self._end_deadline = 0.0
-        self._last_identity: object = None
         self._pointer = PointerState.GOOD
         self._signals: list[int] = []
         self._selector = selectors.DefaultSelector()
@@ -190,7 +191,6 @@ class Supervisor:
             ZigguratError: the export could not be loaded at the start.
         """
         wakeup = self._catch_signals()
-        self._last_identity = identity_of(self._command)
         watched = time.monotonic()
         self._workers.excuse_pause()  # the first turn begins now
         try:

@@ -66,17 +66,19 @@ def run_shard(task: ShardTask, control: Control) -> int:
     load = functools.partial(load_shard, shard=task.shard, num_shards=task.num_shards)
     versions = ShardVersions(load)
     app = ShardApp(versions, shard=task.shard, num_shards=task.num_shards, config=config, api_key=task.api_key)
+    # Before it is loaded: what is published meanwhile is another one.
+    seen = identity_of(task.export)
     try:
         versions.load(task.export if task.copy is None else task.copy())
     except Exception as problem:
         control.send(failed=load_error(problem, export=task.export, beside=task.export.parent).to_json())
         return 1
     if control.send(ready=True):
-        asyncio.run(_serve(app, task, config, control))
+        asyncio.run(_serve(app, task, config, control, seen=seen))
     return 0
 
 
-async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: Control) -> None:
+async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: Control, *, seen: object) -> None:
     settings = uvicorn_config(
         app,
         config=config,
@@ -103,7 +105,7 @@ async def _serve(app: ShardApp, task: ShardTask, config: ServerConfig, control: 
     loop.add_reader(control.socket.fileno(), read_messages)
     beside = [loop.create_task(_send_heartbeats(control, config))]
     if config.watch:
-        beside.append(loop.create_task(_watch(app.versions, task.export)))
+        beside.append(loop.create_task(_watch(app.versions, task.export, seen=seen)))
     await server.serve()
     for each in beside:
         each.cancel()
@@ -115,9 +117,14 @@ async def _send_heartbeats(control: Control, config: ServerConfig) -> None:
         await asyncio.sleep(config.hang_s / 5)
 
 
-async def _watch(versions: ShardVersions, export: Path) -> None:
-    """Load the version that the path leads to, whenever that changes."""
-    seen = identity_of(export)
+async def _watch(versions: ShardVersions, export: Path, *, seen: object) -> None:
+    """Load the version that the path leads to, whenever that changes.
+
+    Args:
+        versions: into which it is loaded.
+        export: the path.
+        seen: its identity before the first version was loaded.
+    """
     while True:
         await asyncio.sleep(WATCH_S)
         if (now := identity_of(export)) is None or now == seen:
