@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,8 +10,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,7 @@ from ziggurat.recipes.protocols import Protocol
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.studies import tune as tune_module
+from ziggurat.studies import tuned as tuned_module
 from ziggurat.studies.compare import CompareConfig, base_run, compare
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData, own_data
@@ -399,6 +404,40 @@ def test_settings_found_since_test_was_read_are_refused(study: Path, tmp_path: P
     with pytest.raises(ConfigError, match="further tries have found other settings"):
         later.note_that_test_is_read(["dnn"], out=out, read_again=False)
     assert (mine / TEST_READ).exists()
+
+
+def test_of_two_comparisons_at_a_time_one_reads_test(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = copy_of(study, tmp_path / "tuned")
+    tuned = read_tuned(mine)
+    entered = threading.Barrier(2, timeout=0.5)
+    digest = tuned_module.digest_of
+
+    def beside_the_other(*arguments: Any) -> str:
+        # Both have looked who has read it by now, unless one waits for the other.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            entered.wait()
+        return digest(*arguments)
+
+    monkeypatch.setattr(tuned_module, "digest_of", beside_the_other)
+    with ThreadPoolExecutor(2) as pool:
+        pending = [
+            pool.submit(tuned.note_that_test_is_read, ["dnn"], out=tmp_path / name, read_again=False)
+            for name in ("first", "second")
+        ]
+        refused = [each.exception() for each in pending]
+    assert sorted(type(each).__name__ for each in refused) == ["ConfigError", "NoneType"]
+
+
+def test_a_folder_in_which_another_worker_begins_is_one_of_a_study(tmp_path: Path) -> None:
+    """It holds its lock, and a part of what it searches; a killed one leaves both."""
+    (tmp_path / "asking.lock").touch()
+    (tmp_path / f".study.json.{os.getpid()}.0123abcd.tmp").write_text("{")
+    tune_module._refuse_what_is_no_study(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="txt, and no study"):
+        tune_module._refuse_what_is_no_study(tmp_path)
 
 
 def test_a_folder_that_lacks_a_model_is_cut_or_edited_is_refused(study: Path, tmp_path: Path) -> None:

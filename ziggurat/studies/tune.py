@@ -38,6 +38,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings.room import TableUse
 from ziggurat.errors import ConfigError, NoRoomError, NumericsError, SchemaError
 from ziggurat.files import digest_of as digest_of_data
+from ziggurat.files import is_temporary
 from ziggurat.models import ModelConfig, build_model
 from ziggurat.models.contract.search_space import Integers, Value
 from ziggurat.recipes.protocols import Protocol
@@ -842,8 +843,10 @@ def _refuse_what_is_no_study(folder: Path) -> None:
         ConfigError: it does.
     """
     there = sorted(path.name for path in folder.iterdir())
-    # A worker that was killed before it wrote what it searches left its lock alone.
-    if STUDY in there or set(there) <= {ASKING}:
+    # A worker that begins, or was killed before it wrote what it searches, has its lock and what it writes there.
+    there = [name for name in there if name != ASKING and not (is_temporary(name) and name.startswith(f".{STUDY}."))]
+    # Behind the listing, in which one that begins meanwhile may have come with other files.
+    if not there or (folder / STUDY).exists():
         return
     raise ConfigError(
         expected="a new folder, an empty one, or that of a study",

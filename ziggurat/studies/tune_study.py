@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import time
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,6 @@ from ziggurat.studies.tune_space import TuningSpace
 ASKING = "asking.lock"
 _SPENT = "spent"  # user attributes of a try
 _WHY = "why"
-_WAIT_S = 0.05
 
 
 class Sampler(StrEnum):
@@ -429,8 +428,7 @@ def _mixed(seed: int, number: int) -> int:
 def asking(folder: Path) -> Iterator[None]:
     """Hold what only one worker at a time may hold while it takes a try."""
     lock = FileLock(folder / ASKING)
-    while not lock.take():
-        time.sleep(_WAIT_S)
+    lock.take_within(math.inf)
     try:
         yield
     finally:

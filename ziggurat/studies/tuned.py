@@ -21,12 +21,13 @@ from typing import Any
 from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError, MissingFileError
-from ziggurat.files import Format
+from ziggurat.errors import ConfigError, FileError, MissingFileError
+from ziggurat.files import Format, writing_to
 from ziggurat.models import ModelConfig
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.studies.compare_runs import content_of, digest_of
+from ziggurat.studies.tune_study import asking
 
 STUDY, TUNED, TEST_READ = "study.json", "tuned.json", "test_read.json"
 _OF_DATA = ("data.", "dataset.", "teacher.")
@@ -160,6 +161,11 @@ class Tuned:
         Raises:
             ConfigError: it was read before, by another comparison or with other recipes.
         """
+        # Two comparisons at a time would both find that nobody has read it.
+        with writing_to(self.folder / TEST_READ, FileError), asking(self.folder):
+            return self._note_that_test_is_read(models, out=out, read_again=read_again)
+
+    def _note_that_test_is_read(self, models: Sequence[str], *, out: Path, read_again: bool) -> str:
         path = self.folder / TEST_READ
         read: dict[str, dict[str, str]] = _TEST_READ.read(path) if path.exists() else {}
         place = str(out.absolute())
