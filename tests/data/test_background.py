@@ -16,7 +16,7 @@ def threads() -> list[threading.Thread]:
 
 
 def gone() -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not threads()
@@ -59,7 +59,10 @@ def test_works_ahead_by_the_depth_and_no_further():
     iterator = in_background(items(), depth=3, name="test-background")
     assert made == []
     next(iterator)
-    time.sleep(0.2)
+    deadline = time.monotonic() + 60
+    while len(made) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
     assert len(made) == 5  # one taken, three in the queue, one in hand
     iterator.close()
     assert gone()

@@ -147,8 +147,8 @@ def running(
             process.stdout.close()
 
 
-def wait_until(true: Any, *, seconds: float = 10.0) -> None:
-    """Wait until something is so; fail after some seconds."""
+def wait_until(true: Any, *, seconds: float = 60.0) -> None:
+    """Wait until something is so; fail after some seconds: many, as machines are busy, and what comes is there soon."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"

@@ -119,7 +119,7 @@ def test_save_returns_before_anything_is_written(tmp_path: Path, monkeypatch: py
     store = CheckpointStore(tmp_path)
     gate = threading.Event()
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: gate.wait(10) and real(descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: gate.wait(60) and real(descriptor))
     store.save(1, tensors=tensors_of(1), state=state_of(1))
     assert store.steps() == []
     gate.set()
@@ -277,7 +277,7 @@ def test_one_save_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     gate = threading.Event()
     real = os.fsync
     save_steps(tmp_path, range(1, 2))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: gate.wait(10) and real(descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: gate.wait(60) and real(descriptor))
     first, second = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
     first.save(2, tensors=tensors_of(2), state=state_of(2))
     monkeypatch.setattr(retention, "_PATIENCE_S", 0.1)

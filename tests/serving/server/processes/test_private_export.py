@@ -38,7 +38,7 @@ def test_an_export_that_is_replaced_is_not_seen_until_a_swap(tmp_path: Path) -> 
         assert len(hidden(tmp_path)) == 1
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: versions(server, 1) == {"v2"})
-        wait_until(lambda: [*(tmp_path / hidden(tmp_path)[0]).glob("*/*/fake.json")] != [], seconds=2)
+        wait_until(lambda: [*(tmp_path / hidden(tmp_path)[0]).glob("*/*/fake.json")] != [])
     assert not hidden(tmp_path)
 
 
