@@ -23,7 +23,7 @@ from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.config import override
 from ziggurat.embeddings import room
-from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, MissingFileError, NumericsError, ZigguratError
 from ziggurat.ops.machine.memory import Memory
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.recipes.run_config import load_config
@@ -45,6 +45,8 @@ pytest.importorskip("optuna")
 ROWS = 3000
 TRAINED = 2 * 2526  # two epochs of the training part
 SMALL = ("model.deep.width=8..16", "model.deep.depth=1,2", "training.loader.batch_size=1024,2048")
+
+SHORT_STEPS = ("training.loader.batch_size=256,512",)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,7 +102,7 @@ def test_each_model_gets_the_same_tries_and_all_are_accounted_for(study: Path) -
         for each in model["tries"]:
             assert each["ended"] == "complete"
             assert each["spent"]["rows"] == TRAINED
-            assert each["spent"]["evaluations"] == 2
+            assert each["spent"]["evaluations"] == 2 + 1  # the last one is of the best weights
             assert each["spent"]["cpu_s"] > 0
             assert each["spent"]["flops"] > each["spent"]["rows"]
         assert model["best"] == max(model["tries"], key=lambda each: each["value"])["number"]
@@ -157,7 +159,7 @@ def test_a_pruned_try_costs_less_and_is_told_apart(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tune_module.Work, "report", hopeless)
     (found,) = tune(config(), out=tmp_path).models
     assert [each.ended for each in found.tries] == [Ended.COMPLETE, Ended.PRUNED]
-    assert [each.spent.evaluations for each in found.tries] == [2, 1]
+    assert [each.spent.evaluations for each in found.tries] == [2 + 1, 1]
     assert found.best == 0
 
 
@@ -168,6 +170,57 @@ def test_hours_end_a_try_that_the_next_call_goes_on_with(tmp_path: Path) -> None
     (found,) = tune(config(budget=1), out=tmp_path).models
     assert [each.ended for each in found.tries] == [Ended.COMPLETE]
     assert found.tries[0].spent.rows == TRAINED
+
+
+def test_two_workers_keep_to_the_hours_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(budget=0, hours=1.0, models=("logistic_regression",), narrowed=SHORT_STEPS, max_epochs=1)
+    of_other = Spent(wall_s=0.0)
+    seconds = tune_module._seconds
+    monkeypatch.setattr(tune_module, "_seconds", lambda tries: seconds(tries) + of_other.wall_s)
+    monkeypatch.setattr(tune_module, "_LOOK_EVERY_S", 0.0)
+    made = tune_module.Watch.on_step
+
+    def spend_elsewhere(self: Watch, trainer, step) -> None:
+        nonlocal of_other
+        if trainer.position.step == 2:
+            of_other = Spent(wall_s=3600.0)  # what another worker notes while this one trains
+        made(self, trainer, step)
+
+    monkeypatch.setattr(Watch, "on_step", spend_elsewhere)
+    with pytest.raises(ConfigError, match="a complete try"):
+        tune(asked, out=tmp_path)
+    assert [path.name for path in (tmp_path / "tries" / "logistic_regression").iterdir()] == ["try0_seed1000"]
+    record = json.loads((tmp_path / "tuning.json").read_text())["models"][0]["tries"]
+    assert [each["ended"] for each in record] == ["running"]
+    of_other = Spent()
+    monkeypatch.setattr(Watch, "on_step", made)
+    (found,) = tune(dataclasses.replace(asked, budget=1), out=tmp_path).models
+    assert [each.ended for each in found.tries] == [Ended.COMPLETE]
+    assert found.tries[0].spent.rows == TRAINED // 2
+
+
+def test_all_that_a_try_costs_is_in_what_it_has_spent(tmp_path: Path) -> None:
+    found = tune(config(budget=2, max_epochs=1), out=tmp_path)
+    spent = sum(each.spent.cpu_s for each in found.models[0].tries)
+    # Between them lie a record and the storage's answers.
+    assert 0.9 * found.inside_s < spent <= found.inside_s
+
+
+def test_a_try_that_diverges_has_its_steps_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tune_module.Watch.on_step
+
+    def diverge(self: Watch, trainer, step) -> None:
+        made(self, trainer, step)
+        if trainer.position.step == 2:
+            raise NumericsError(expected="numbers", found="NaN", where="a step", ways_out="none")
+
+    monkeypatch.setattr(Watch, "on_step", diverge)
+    with pytest.raises(ConfigError, match="a complete try"):
+        tune(config(budget=1, models=("logistic_regression",), narrowed=SHORT_STEPS), out=tmp_path)
+    (each,) = json.loads((tmp_path / "tuning.json").read_text())["models"][0]["tries"]
+    assert each["why"] == "diverged: NaN"
+    assert each["spent"]["rows"] > 0
+    assert each["spent"]["cpu_s"] > 0
 
 
 def test_flops_end_a_study(tmp_path: Path) -> None:

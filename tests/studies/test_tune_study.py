@@ -139,6 +139,46 @@ def test_a_bad_try_is_pruned_and_keeps_its_last_value(tmp_path: Path) -> None:
     assert found.all()[-1].reached == {1: 0.1}
 
 
+def evaluated(found: Tries, *, evaluations: int, number: int = 1) -> None:
+    """Make complete tries that hear nobody's advice to end."""
+    for _ in range(number):
+        work = take(found)
+        assert work is not None
+        for step in range(1, evaluations + 1):
+            work.report(value_of(work), step=step)
+        work.complete(value_of(work))
+
+
+def test_a_pruner_hides_no_tries_from_a_sampler(tmp_path: Path) -> None:
+    for pruner in (Pruner.NONE, Pruner.HYPERBAND):
+        (tmp_path / pruner).mkdir()
+        evaluated(tries(tmp_path / pruner, pruner=pruner), evaluations=9, number=14)
+    shown, hidden = ([each.values for each in tries(tmp_path / name).all()] for name in (Pruner.NONE, Pruner.HYPERBAND))
+    assert shown == hidden
+
+
+def test_brackets_of_hyperband_are_those_of_the_first_complete_try(tmp_path: Path) -> None:
+    found = tries(tmp_path, pruner=Pruner.HYPERBAND)
+    first = take(found)
+    second = take(found)
+    assert first is not None
+    assert second is not None
+    # Of two workers the one with the second try is done first: brackets wait for the first one.
+    second.report(0.5, step=100)
+    second.complete(0.5)
+    assert type(first.pruner()).__name__ == "NopPruner"
+    first.report(0.6, step=9)
+    first.complete(0.6)
+    evaluated(found, evaluations=30)
+    for process in (found, tries(tmp_path, pruner=Pruner.HYPERBAND)):
+        work = take(process)
+        assert work is not None
+        pruner = work.pruner()
+        work.trial.report(0.5, 1)
+        pruner.prune(work.study, work.study.get_trials(deepcopy=False)[work.number])
+        assert pruner._n_brackets == 3  # of 9 evaluations: from 1, from 3, from 9 on
+
+
 def test_wilcoxon_prunes_over_seeds(tmp_path: Path) -> None:
     found = tries(tmp_path, pruner=Pruner.WILCOXON)
     best = take(found)
@@ -177,6 +217,19 @@ def test_a_database_that_cannot_be_opened_is_named_and_the_way_out_works(tmp_pat
         tries(tmp_path, storage=storage)
     way = caught.value.ways_out[0].partition("--storage ")[2]
     assert tries(tmp_path, storage=way).all() == []
+
+
+def test_a_database_that_is_damaged_is_named_and_keeps_its_password(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    found = tries(tmp_path, storage=f"sqlite:///{path}")
+    make(found, number=2)
+    path.write_bytes(path.read_bytes()[:100] + b"\0" * 8000)
+    with pytest.raises(DataError, match="that takes and gives tries") as caught:
+        make(found, number=1)
+    assert caught.value.where.endswith("study.db")
+    with pytest.raises(ConfigError) as refused:
+        tries(tmp_path, storage="postgresql+nothing://me:secret@somewhere/tries")
+    assert "secret" not in str(refused.value)
 
 
 def test_importance_names_what_values_follow(tmp_path: Path) -> None:

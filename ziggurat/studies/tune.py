@@ -25,7 +25,8 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ from ziggurat.studies.compare_runs import (
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
-from ziggurat.studies.tuned import STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
+from ziggurat.studies.tuned import CALLS, CALLS_FORMAT, STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
 from ziggurat.training.config import AUTO_METRIC, TrainingConfig
 from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.metrics.metric import higher_is_better
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 
 SEED = 1000  # of tries: comparisons take 0, 1, 2, …
 _MAX_FAILED = 3
+_LOOK_EVERY_S = 10.0  # at the seconds that all workers have spent, where these are limited
 _REPORT_EVERY_S = 60.0
 _REPORT_SHARE = 0.01  # of the processor seconds of tries, that reports of a study that goes on may take
 # What a study keeps of each model, in words for whoever asks for another one.
@@ -212,8 +214,10 @@ class Tuning:
         config: what was asked for.
         models: in the order asked for.
         spaces: what was searched, by model.
-        outside_s: processor seconds of this call beside tries: asking, writing reports; without preparing data.
-        inside_s: processor seconds of this call in tries.
+        outside_s: processor seconds of all calls beside tries: asking, writing reports; without preparing data. Of a
+            call that goes on or was killed, those up to its last report.
+        inside_s: processor seconds of the same calls in tries.
+        calls: how many there were, of all workers.
         notes: what a reader should know besides.
     """
 
@@ -222,6 +226,7 @@ class Tuning:
     spaces: Mapping[str, TuningSpace]
     outside_s: float = 0.0
     inside_s: float = 0.0
+    calls: int = 1
     notes: tuple[str, ...] = ()
 
 
@@ -304,6 +309,7 @@ class _Study:
         progress: Progress,
     ) -> None:
         self.begun = time.process_time()
+        self.call = uuid.uuid4().hex
         self.config = config
         self.folder = folder
         self.base = base
@@ -369,9 +375,8 @@ class _Study:
     def _may_go_on(self, tries: Sequence[Try]) -> bool:
         """Return whether a model that has spent so much may spend more."""
         config = self.config
-        spent = sum((each.spent for each in tries), Spent())
-        has_flops = not config.flops or spent.flops < config.flops
-        return has_flops and (not config.hours or spent.wall_s < self._share_s)
+        has_flops = not config.flops or sum(each.spent.flops for each in tries) < config.flops
+        return has_flops and (not config.hours or _seconds(tries) < self._share_s)
 
     @property
     def _share_s(self) -> float:
@@ -393,13 +398,13 @@ class _Study:
             valid_rows=0 if self.data.valid is None else self.data.valid.num_rows,
             several=config.try_seeds > 1,
             is_over_seeds=config.pruner is Pruner.WILCOXON,
-            deadline=self._deadline(name, work),
+            left=(lambda: self._left_s(name)) if config.hours else None,
         )
         folders = []
         values = []
         try:
             for seed in range(config.seed, config.seed + config.try_seeds):
-                watch.seed = seed
+                watch.begin(seed)
                 request = self._request(name, work, seed=seed, hooks=(watch,))
                 folders.append(request.folder)
                 record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
@@ -439,12 +444,11 @@ class _Study:
             hooks=hooks,
         )
 
-    def _deadline(self, name: str, work: Work) -> float:
-        """Return when the model's share of the hours is used up, by `perf_counter`."""
-        if not self.config.hours:
-            return math.inf
-        spent = sum(each.spent.wall_s for each in self.tries[name].all())
-        return time.perf_counter() + self._share_s - spent
+    def _left_s(self, name: str) -> float:
+        """Return the seconds of a model's hours that are left for each worker that may be at work on it."""
+        tries = self.tries[name].all()
+        running = sum(each.ended is Ended.RUNNING for each in tries)
+        return (self._share_s - _seconds(tries)) / max(running, 1)
 
     # ------------------------------------------------------------------------------------------------ what is kept
 
@@ -520,19 +524,31 @@ class _Study:
         begin = time.process_time()
         with asking(self.folder):
             models = self._models(with_importances=is_last)
+            calls = self._calls()
             tuning = Tuning(
                 config=self.config,
                 models=models,
                 spaces=self.spaces,
-                inside_s=self.inside_s,
-                outside_s=time.process_time() - self.begun - self.inside_s,
+                inside_s=sum(each["inside_s"] for each in calls),
+                outside_s=sum(each["outside_s"] for each in calls),
+                calls=len(calls),
                 notes=self._notes(models),
             )
             self._write_recipes(models)
             write_tuning(tuning, self.folder, is_live=not is_last)
+            self._calls()
         self.reported = time.perf_counter()
         self.reports_s += time.process_time() - begin
         return tuning
+
+    def _calls(self) -> list[dict[str, float]]:
+        """Write down the processor seconds of this call so far; return those of all calls."""
+        path = self.folder / CALLS
+        calls: dict[str, dict[str, float]] = CALLS_FORMAT.read(path)["calls"] if path.exists() else {}
+        outside_s = time.process_time() - self.begun - self.inside_s
+        calls[self.call] = {"inside_s": self.inside_s, "outside_s": outside_s}
+        CALLS_FORMAT.write(path, {"calls": calls})
+        return list(calls.values())
 
     def _write_recipes(self, models: Sequence[TunedModel]) -> None:
         path = self.folder / TUNED
@@ -640,7 +656,7 @@ class Watch(Hook):
         valid_rows: of an evaluation.
         several: whether the try has several seeds.
         is_over_seeds: whether the pruner compares seeds, and not evaluations.
-        deadline: by `perf_counter`.
+        left: returns the seconds that this worker may still spend, by what all workers have noted; None: no limit.
     """
 
     def __init__(
@@ -651,7 +667,7 @@ class Watch(Hook):
         valid_rows: int,
         several: bool,
         is_over_seeds: bool,
-        deadline: float,
+        left: Callable[[], float] | None,
     ) -> None:
         self.seed = 0
         self._work = work
@@ -659,31 +675,47 @@ class Watch(Hook):
         self._valid_rows = valid_rows
         self._several = several
         self._is_over_seeds = is_over_seeds
-        self._deadline = deadline
+        self._left = left
+        self._next_look = 0.0
         self._first_seed: int | None = None
         self._cpu = 0.0
         self._wall = 0.0
+        self._trainer: Trainer | None = None
         self._cost: RunCost | None = None
+        self._is_trained = False
 
-    def on_start(self, trainer: Trainer) -> None:
-        """Count FLOPs, and begin to count seconds."""
-        self._first_seed = self.seed if self._first_seed is None else self._first_seed
+    def begin(self, seed: int) -> None:
+        """Begin to count the seconds of a seed, before its model is built."""
+        self.seed = seed
+        self._first_seed = seed if self._first_seed is None else self._first_seed
         self._cpu = time.process_time()
         self._wall = time.perf_counter()
+        self._trainer = None
+        self._is_trained = False
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Count FLOPs of a row."""
+        self._trainer = trainer
         self._cost = RunCost.of(trainer.model)
 
     def on_step(self, trainer: Trainer, made: MadeStep) -> None:
         """End the try where the hours are used up; another call goes on with it after this step."""
         del made
-        if time.perf_counter() > self._deadline:
-            self._note(trainer)
+        if self._left is None or time.perf_counter() < self._next_look:
+            return
+        # What other workers spend meanwhile is known by what they note, so all of them note and look again and again.
+        self._note()
+        left_s = self._left()
+        if left_s <= 0:
             trainer.save()
+            trainer.store.wait()  # whoever goes on with the try may read the checkpoint in the next moment
             raise OutOfTimeError
+        self._next_look = time.perf_counter() + min(left_s, _LOOK_EVERY_S)
 
     def on_evaluate(self, trainer: Trainer, evaluation: Evaluation, *, is_best: bool) -> None:
         """Report the best value so far."""
         del evaluation, is_best
-        self._note(trainer)
+        self._note()
         if self._several and (self._is_over_seeds or self.seed != self._first_seed):
             return
         best = trainer.position.best_value
@@ -693,6 +725,16 @@ class Watch(Hook):
         if self._work.report(best, step=step):
             raise PrunedError(f"evaluation {step}, {self._metric} {best:.5f}")
 
+    def on_end(self, trainer: Trainer, result: object) -> None:
+        """Count the evaluation of the best weights, which follows when training is over."""
+        del trainer, result
+        self._is_trained = True
+
+    def close(self) -> None:
+        """Write down what training has cost, however it ended."""
+        if self._trainer is not None:
+            self._note()
+
     def end_of_seed(self, mean: float, *, value: float, is_last: bool) -> None:
         """Report a seed that is done to a pruner that compares seeds.
 
@@ -701,31 +743,26 @@ class Watch(Hook):
             value: of this one.
             is_last: whether the try has no further seed.
         """
+        # A run that another worker finished, and no more than that, was read here: its counts are known.
+        self._write_down(self._work.spent.get(str(self.seed), Spent()))
         if self._is_over_seeds and self._work.report(value, step=self.seed) and not is_last:
             raise PrunedError(f"{self.seed} seeds, {self._metric} {mean:.5f}")
 
-    def on_end(self, trainer: Trainer, result: object) -> None:
-        """Count the last steps."""
-        del result
-        self._note(trainer)
-
-    def _note(self, trainer: Trainer) -> None:
+    def _note(self) -> None:
         """Write down what this seed of the try has cost so far."""
-        cost = self._cost
-        assert cost is not None, "on_start comes first"
-        rows = trainer.position.rows
-        evaluations = len(trainer.position.evaluations)
-        flops = float(cost.step_flops) * rows + float(cost.forward_flops) * evaluations * self._valid_rows
-        self._work.note(
-            self.seed,
-            Spent(
-                cpu_s=time.process_time() - self._cpu,
-                wall_s=time.perf_counter() - self._wall,
-                rows=rows,
-                flops=flops,
-                evaluations=evaluations,
-            ),
-        )
+        assert self._trainer is not None, "on_start comes first"
+        assert self._cost is not None, "on_start comes first"
+        rows = self._trainer.position.rows
+        evaluations = len(self._trainer.position.evaluations) + self._is_trained
+        of_steps = float(self._cost.step_flops) * rows
+        of_evaluations = float(self._cost.forward_flops) * evaluations * self._valid_rows
+        self._write_down(Spent(rows=rows, flops=of_steps + of_evaluations, evaluations=evaluations))
+
+    def _write_down(self, counts: Spent) -> None:
+        """Write down counts of a seed, with the seconds of this worker so far."""
+        cpu_s = time.process_time() - self._cpu
+        wall_s = time.perf_counter() - self._wall
+        self._work.note(self.seed, dataclasses.replace(counts, cpu_s=cpu_s, wall_s=wall_s))
 
 
 def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:

@@ -114,8 +114,8 @@ def summary(tuning: Tuning) -> list[str]:
     total = tuning.inside_s + tuning.outside_s
     if total and tuning.inside_s:
         lines.append(
-            f"This call: {tuning.inside_s:,.1f} CPU seconds in tries, {tuning.outside_s:,.1f} beside them "
-            f"({100 * tuning.outside_s / total:.1f} % of all)."
+            f"{'One call' if tuning.calls == 1 else f'{tuning.calls} calls'}: {tuning.inside_s:,.1f} CPU seconds in "
+            f"tries, {tuning.outside_s:,.1f} beside them ({100 * tuning.outside_s / total:.1f} % of all)."
         )
     return lines
 
@@ -162,6 +162,7 @@ def to_json(tuning: Tuning) -> dict[str, object]:
         "try_seeds": config.try_seeds,
         "inside_s": tuning.inside_s,
         "outside_s": tuning.outside_s,
+        "calls": tuning.calls,
         "notes": list(tuning.notes),
         "models": [
             {

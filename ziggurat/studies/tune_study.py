@@ -9,7 +9,11 @@ under the same number, with the same settings, and goes on from its checkpoint. 
 folder, or a database (`storage`) and a folder.
 
 A sampler is made anew for each try, from the study's seed and the number of tries before it: a study that was
-interrupted asks for the same settings as one that was not.
+interrupted asks for the same settings as one that was not. A pruner is made anew for each report, for the same reason:
+Optuna's Hyperband would count its brackets by the tries that a process happened to see when it first asked.
+
+Samplers see all tries. Under Hyperband Optuna shows each sampler the tries of one bracket only: of 40 tries, with TPE
+beginning at its tenth, two thirds would be drawn at random.
 
 Optuna is an extra that is imported where a study begins (decision 12); nothing else of the package needs it.
 """
@@ -21,6 +25,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +43,7 @@ from ziggurat.studies.tune_space import TuningSpace
 ASKING = "asking.lock"
 _SPENT = "spent"  # user attributes of a try
 _WHY = "why"
+_SQLITE_WAIT_S = 60
 
 
 class Sampler(StrEnum):
@@ -71,11 +77,11 @@ class Spent:
     """The cost of a try so far, over all workers that trained it.
 
     Args:
-        cpu_s: processor seconds of its steps and evaluations.
+        cpu_s: processor seconds, from before its model is built to its value.
         wall_s: seconds.
         rows: training rows, one pass after the other.
         flops: of steps and evaluations: FLOPs of a row times rows.
-        evaluations: of the validation rows.
+        evaluations: of the validation rows; of a complete try one more, of the best weights.
     """
 
     cpu_s: float = 0.0
@@ -127,6 +133,7 @@ class Work:
         before: what other workers spent on it, by seed.
         trial: Optuna's.
         study: Optuna's.
+        pruner: returns the pruner of the moment.
         lock: says that this process has it.
         where: the storage, for errors.
     """
@@ -136,6 +143,7 @@ class Work:
     before: dict[str, Spent]
     trial: Any
     study: Any
+    pruner: Callable[[], Any]
     lock: FileLock
     where: str
 
@@ -147,7 +155,9 @@ class Work:
         with _as_ours(self.where), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a worker that goes on with a try reports again what is known already
             self.trial.report(value, step)
-            return bool(self.trial.should_prune())
+            # Not `trial.should_prune()`: the study would keep a pruner, by which Optuna hides tries from samplers.
+            frozen = self.study.get_trials(deepcopy=False)[self.number]
+            return bool(self.pruner().prune(self.study, frozen))
 
     def note(self, seed: int, spent: Spent) -> None:
         """Write down what one seed of the try has cost: seconds of this worker, all else from its beginning."""
@@ -213,15 +223,16 @@ class Tries:
         self.higher = higher
         self._folder = folder
         self._sampler = sampler
+        self._pruner = pruner
         self._seed = seed
-        self._where = storage or str(folder / "journal.log")
+        self._where = _without_password(storage) or str(folder / "journal.log")
         with _as_ours(self._where), asking(folder):
             self._study = optuna().create_study(
                 storage=_storage(folder, url=storage),
                 study_name=model,
                 load_if_exists=True,
                 direction="maximize" if higher else "minimize",
-                pruner=_pruner(pruner),
+                pruner=optuna().pruners.NopPruner(),
             )
 
     def all(self) -> list[Try]:
@@ -280,6 +291,7 @@ class Tries:
             before=before,
             trial=trial,
             study=self._study,
+            pruner=lambda: _pruner(self._pruner, longest=_longest(self.all())),
             lock=lock,
             where=self._where,
         )
@@ -327,11 +339,11 @@ def optuna() -> ModuleType:
 def _storage(folder: Path, *, url: str) -> Any:
     if url:
         try:
-            return optuna().storages.RDBStorage(url)
+            return optuna().storages.RDBStorage(url, engine_kwargs=_engine_settings(url))
         except Exception as error:  # of SQLAlchemy, or of the driver of whichever database it is
             raise ConfigError(
                 expected="URL of a database that SQLAlchemy can open here: sqlite:///FILE, postgresql://…",
-                found=f"{type(error).__name__}: {error}"[:300],
+                found=_without_password(f"{type(error).__name__}: {error}")[:300],
                 where="storage of tries (--storage)",
                 ways_out=(
                     f"a file in the folder of the study: --storage {pasted(f'sqlite:///{folder.absolute()}/study.db')}",
@@ -349,6 +361,15 @@ def _storage(folder: Path, *, url: str) -> Any:
     finally:
         lock.release()
     return optuna().storages.JournalStorage(backend)
+
+
+def _engine_settings(url: str) -> dict[str, Any]:
+    """Let a worker wait for a file that others write to; SQLite's own 5 s are over on a busy disk."""
+    return {"connect_args": {"timeout": _SQLITE_WAIT_S}} if url.startswith("sqlite") else {}
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:…@", text)
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -379,10 +400,26 @@ def _sampler(kind: Sampler, *, seed: int, number: int) -> Any:
         return makers[kind]()
 
 
-def _pruner(kind: Pruner) -> Any:
+def _longest(tries: Sequence[Try]) -> int | None:
+    """Return the evaluations of the first complete try, of which Hyperband makes its brackets; None before that.
+
+    The same number for all workers and after every stop: no try after the first one can change it.
+    """
+    for each in tries:
+        if each.ended is Ended.RUNNING:
+            return None
+        if each.ended is Ended.COMPLETE and each.reached:
+            return max(each.reached)
+    return None
+
+
+def _pruner(kind: Pruner, *, longest: int | None) -> Any:
     pruners = optuna().pruners
+    if kind is Pruner.HYPERBAND and longest is None:
+        kind = Pruner.NONE
     makers: dict[Pruner, Callable[[], Any]] = {
-        Pruner.HYPERBAND: pruners.HyperbandPruner,
+        # One more, as Optuna counts it: the logarithm of a power of three may fall below a whole number.
+        Pruner.HYPERBAND: lambda: pruners.HyperbandPruner(max_resource=(longest or 0) + 1),
         Pruner.MEDIAN: pruners.MedianPruner,
         Pruner.WILCOXON: pruners.WilcoxonPruner,
         Pruner.NONE: pruners.NopPruner,
@@ -457,6 +494,18 @@ def _as_ours(where: str) -> Iterator[None]:
             found=f"{type(error).__name__}: {error}"[:200],
             where=where,
             ways_out=(*_up_to_the_damage(where), "restore it from a copy", "begin anew: --out ANOTHER_FOLDER"),
+        ) from error
+    except optuna().exceptions.StorageInternalError as error:
+        cause = error.__cause__ or error
+        raise DataError(
+            expected="a database that takes and gives tries",
+            found=_without_password(f"{type(cause).__name__}: {cause}")[:300],
+            where=where,
+            ways_out=(
+                "give the same command again when the database answers and its disk has room: tries go on",
+                "restore it from a copy",
+                "begin anew, without a database: leave --storage out, and give --out ANOTHER_FOLDER",
+            ),
         ) from error
 
 

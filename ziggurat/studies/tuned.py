@@ -4,6 +4,7 @@
     OUT/tuned.json        the best try of each model, and a digest of its recipe
     OUT/<model>.json      its recipe, a whole config.json: `ziggurat train --config`, `compare --tuned`, `scale --tuned`
     OUT/test_read.json    which comparison has read test data with which recipes
+    OUT/calls.json        processor seconds of each call, in tries and beside them
 
 Test data says how good what was chosen is only as long as nothing was chosen by it. So a comparison of tuned settings
 writes down that it reads it, and another one is refused: in another folder, or with what further tries have found
@@ -29,11 +30,16 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.studies.compare_runs import content_of, digest_of
 from ziggurat.studies.tune_study import asking
 
-STUDY, TUNED, TEST_READ = "study.json", "tuned.json", "test_read.json"
+STUDY, TUNED, TEST_READ, CALLS = "study.json", "tuned.json", "test_read.json", "calls.json"
 _OF_DATA = ("data.", "dataset.", "teacher.")
 _WAYS = ("give the same `ziggurat tune` command again: it makes no try twice, and writes the file anew",)
 STUDY_FORMAT = Format(name="ziggurat.tuning", what="what a study searches", ways_out=("begin anew: --out FOLDER",))
 TUNED_FORMAT = Format(name="ziggurat.tuned", what="the best tries of a study", ways_out=_WAYS)
+CALLS_FORMAT = Format(
+    name="ziggurat.tuning_calls",
+    what="processor seconds of the calls of a study",
+    ways_out=("remove it: the report then leaves out what earlier calls have cost beside their tries",),
+)
 _TEST_READ = Format(
     name="ziggurat.test_read",
     what="which comparison has read test data",
