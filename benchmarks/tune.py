@@ -200,7 +200,12 @@ def searches_of(model: str, *, size: Size, seed: int, folder: Path) -> Iterator[
             found = _searched(arm, dataclasses.replace(without, budget=0, flops=flops), place)
         else:
             found = _with_other_seeds(config, place, flops=flops)
-        test = _test(model, size=size, folder=place, is_tuned=arm != "recipe")
+        if arm == "recipe":
+            # Nothing chooses among its settings: seeds that no study before this one has had.
+            test = _test(model, size=size, num_seeds=size.fresh * (seed + 1), out=folder / f"{model}_recipe_test")
+            test = test[size.fresh * seed :]
+        else:
+            test = _test(model, size=size, num_seeds=size.fresh, out=place.with_name(f"{arm}_test"), tuned=str(place))
         found = dataclasses.replace(found, test=test)
         best = best_at(found.tries, flops=flops, higher=higher_is_better(config.decides))
         shown = "none" if best is None else f"{best:.5f}"
@@ -235,7 +240,7 @@ def costs_in_tries(model: str, *, size: Size, folder: Path, data: PreparedData) 
         seconds = {}
         for part in ("try", "run") if number % 2 else ("run", "try"):
             if part == "try":
-                seconds[part] = tune(config, out=place / "try").models[0].spent.cpu_s
+                seconds[part] = tune(config, out=place / "try").inside_s
             else:
                 request = RunRequest(model=model, variant=0, config=run_config, folder=place / "run")
                 begin = time.process_time()
@@ -288,25 +293,21 @@ def _with_other_seeds(config: TuneConfig, folder: Path, *, flops: float) -> Sear
         found = dataclasses.replace(
             found,
             tries=(*found.tries, *(dataclasses.replace(each, number=number) for each in one.tries)),
-            outside_s=found.outside_s + one.outside_s,
-            inside_s=found.inside_s + one.inside_s,
         )
     return found
 
 
-def _test(model: str, *, size: Size, folder: Path, is_tuned: bool) -> tuple[float, ...]:
-    """Return the test metric of the choice of a search, by fresh seed."""
+def _test(model: str, *, size: Size, num_seeds: int, out: Path, tuned: str = "") -> tuple[float, ...]:
+    """Return the test metric of the choice of a search, or of the recipe, by fresh seed."""
     config = CompareConfig(
         data=ComparedData.SYNTHETIC,
         models=(model,),
-        seeds=size.fresh,
+        seeds=num_seeds,
         rows=size.rows,
-        max_epochs=0 if is_tuned else size.epochs,
-        tuned=str(folder) if is_tuned else "",
-        judged_by="auc" if is_tuned else "",
+        max_epochs=0 if tuned else size.epochs,
+        tuned=tuned,
     )
-    found = compare(config, out=folder.with_name(f"{folder.name}_test"))
-    return tuple(found.models[0].values(config.metric))
+    return tuple(compare(config, out=out).models[0].values(config.metric))
 
 
 def _add_searches(report: Report, model: str, searches: Sequence[Search]) -> None:
