@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import shlex
@@ -288,8 +289,18 @@ def shop(folder: Path, changes: dict[str, str]) -> OwnData:
     return own_data(run, given | changes, name="shop")
 
 
-def of_shop(own: OwnData, **changes: object) -> TuneConfig:
-    given = {"data": own, "protocol": Protocol.RECIPE, "max_epochs": 0, "budget": 1, "narrowed": ()}
+def two_ids(folder: Path, changes: dict[str, str]) -> OwnData:
+    """A small table of two ids."""
+    rows = [f"{number % 7},{number % 5},{int(number % 7 > number % 5)}" for number in range(600)]
+    (folder / "ids.csv").write_text("\n".join(["shop,kind,bought", *rows]) + "\n")
+    features = (zg.Categorical(name="shop"), zg.Categorical(name="kind"))
+    run = zg.table_run(zg.DNNConfig(), zg.Schema(features=features, labels=(zg.Label(name="bought"),)))
+    given = {"data.train": str(folder / "ids.csv"), "training.epochs": "1", "training.loader.batch_size": "128"}
+    return own_data(run, given | changes, name="ids")
+
+
+def of_shop(data: OwnData, **changes: object) -> TuneConfig:
+    given = {"data": data, "protocol": Protocol.RECIPE, "max_epochs": 0, "budget": 1, "narrowed": ()}
     return config(**{**given, **changes})
 
 
@@ -333,6 +344,26 @@ def test_settings_beside_recipes_are_refused_where_recipes_say_otherwise(int8_st
     tuned.refuse_fewer_epochs(2)
     with pytest.raises(ConfigError, match="max_epochs = 1, of dnn 2"):
         tuned.refuse_fewer_epochs(1)
+
+
+def test_a_model_of_ones_own_is_compared_by_its_recipe_alone(tmp_path: Path) -> None:
+    own = importlib.import_module("examples.extensions.matrix_factorisation").MatrixFactorisationConfig
+    names = {"model.user": "shop", "model.item": "kind"}
+    asked = of_shop(two_ids(tmp_path, names), models=("matrix_factorisation",), own=(own,), narrowed=())
+    tune(asked, out=tmp_path / "tuned")
+    # Nobody repeats which features these are: the recipe says it, and no model has other settings that would fit.
+    found = compare(
+        CompareConfig(
+            data=two_ids(tmp_path, {}),
+            models=("matrix_factorisation",),
+            own=(own,),
+            seeds=1,
+            protocol=Protocol.RECIPE,
+            tuned=str(tmp_path / "tuned"),
+        ),
+        out=tmp_path / "compared",
+    )
+    assert load_config(found.models[0].folders[0], models=(own,)).model.user == "shop"
 
 
 def test_settings_that_compared_runs_do_not_follow_are_refused(tmp_path: Path) -> None:
@@ -379,6 +410,14 @@ def test_an_empty_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="a budget") as caught:
         config(budget=0)
     assert "--budget 40" in caught.value.ways_out
+
+
+def test_a_budget_of_flops_alone_is_refused_where_a_model_has_none(tmp_path: Path) -> None:
+    asked = config(budget=0, flops=1e9, models=("fm",), narrowed=(), max_epochs=1)
+    with pytest.raises(ConfigError, match="count no FLOPs"):
+        tune(asked, out=tmp_path)
+    (found,) = tune(dataclasses.replace(asked, budget=1), out=tmp_path).models
+    assert len(found.tries) == 1
 
 
 def test_wilcoxon_wants_several_seeds() -> None:

@@ -62,6 +62,12 @@ def test_conditions_hold_below_the_names_of_the_command_line() -> None:
     assert choose("mixture") - choose("low_rank") == {"model.cross.num_experts"}
 
 
+def test_choices_of_numbers_take_a_range() -> None:
+    found = space("training.loader.batch_size=512..8192")
+    (dimension,) = [each for each in found.dimensions if each.name == "training.loader.batch_size"]
+    assert dimension == Integers("training.loader.batch_size", 512, 8192, log=True)
+
+
 def test_a_range_keeps_the_scale_of_the_dimension_that_it_narrows() -> None:
     found = space("training.learning_rate=1e-3..2e-3", "model.deep.width=100..200")
     assert dimension(found, "training.learning_rate") == Floats("training.learning_rate", 1e-3, 2e-3, log=True)

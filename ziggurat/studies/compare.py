@@ -279,13 +279,18 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
     config = dataclasses.replace(config, data=question.data, models=question.models)
     base = base_run(config)
     chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
+    tuned = _tuned(config)
+    if tuned is not None:
+        # What is trained is what must fit: a model of one's own may have no settings that fit all data.
+        chosen = {name: dataclasses.replace(each, model=tuned.recipes[name].model) for name, each in chosen.items()}
     _refuse_missing_precisions(config.precisions)
     data = prepare_run(base, progress=progress)
     require_splits(data, with_test=True)
     refuse_what_does_not_fit(chosen, schema=base.table_schema, data=data)
     _refuse_unreached_products(chosen, config.precisions, data=data)
     folder = Path(out) / f"{config.data_name}-{config.protocol.value}"
-    tuned = _tuned(config, data=data)
+    if tuned is not None:
+        tuned.refuse_other_data(data)
     place = _Place(config, base=base, folder=folder, data=data, question=question, chosen=chosen, tuned=tuned)
     place.refuse_other_protocols()
     if tuned is not None:
@@ -293,8 +298,8 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
     return place
 
 
-def _tuned(config: CompareConfig, *, data: PreparedData) -> Tuned | None:
-    """Read the recipes that a comparison trains, if it trains any, and find that they may be compared on this data."""
+def _tuned(config: CompareConfig) -> Tuned | None:
+    """Read the recipes that a comparison trains, if it trains any, and find that they may be compared so."""
     if not config.tuned:
         return None
     tuned = read_tuned(config.tuned, models=config.models, own=config.own)
@@ -307,7 +312,6 @@ def _tuned(config: CompareConfig, *, data: PreparedData) -> Tuned | None:
         )
     tuned.refuse_fewer_epochs(config.max_epochs)
     tuned.refuse_seeds(config.seeds)
-    tuned.refuse_other_data(data)
     return tuned
 
 

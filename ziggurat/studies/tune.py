@@ -288,6 +288,7 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     spaces = spaces_of(config, num_rows=data.train.num_rows)
     for name, space in spaces.items():
         _refuse_what_has_no_room(name, space, base=base, data=data)
+        _refuse_what_never_ends(name, space, config=config, data=data)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_what_is_no_study(folder)
@@ -871,6 +872,28 @@ def _no_room(
     except (ConfigError, SchemaError):  # settings that do not go together: a try that has them says so
         return None
     return None
+
+
+def _refuse_what_never_ends(name: str, space: TuningSpace, *, config: TuneConfig, data: PreparedData) -> None:
+    """Refuse a budget of FLOPs alone for a model whose work is lookups and sums, which count none.
+
+    Raises:
+        ConfigError: the search would have no end.
+    """
+    if config.budget or config.hours:
+        return
+    try:
+        model, _ = space.apply(space.start())
+        cost = RunCost.of(build_model(model, data.inputs, seed=0, draw_tables=False))
+    except (ConfigError, SchemaError):  # a try that has them says so
+        return
+    if not cost.step_flops:
+        raise ConfigError(
+            expected=f"a budget that tries of {name} use up",
+            found=f"--flops {config.flops:g} alone, and a model of lookups and sums, which count no FLOPs",
+            where=f"ziggurat tune, budget of {name}",
+            ways_out=("--budget 40 beside --flops", "--hours 1 beside --flops", f"leave {name} out of --models"),
+        )
 
 
 def _refuse_what_is_no_study(folder: Path) -> None:

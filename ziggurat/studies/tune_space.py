@@ -229,7 +229,7 @@ def _narrow(space: TuningSpace, name: str, text: str) -> TuningSpace:
 
 def _range(space: TuningSpace, name: str, text: str, *, old: Dimension | None, where: str) -> Dimension:
     given = space.given(name)
-    whole = isinstance(old, Integers) or (old is None and isinstance(given, int))
+    whole = isinstance(old, Integers) or (not isinstance(old, Floats) and isinstance(given, int))
     low_text, _, high_text = text.partition("..")
     number_of = int if whole else float
     try:
@@ -239,7 +239,7 @@ def _range(space: TuningSpace, name: str, text: str, *, old: Dimension | None, w
     except ValueError:
         low = high = 0
         is_range = False
-    if isinstance(old, Choices) or isinstance(given, str):
+    if isinstance(given, str) or (isinstance(old, Choices) and given is None):
         shown = old.values[:2] if isinstance(old, Choices) else (str(given),)
         raise ConfigError(
             expected="some values: this setting is no number that has a range",
