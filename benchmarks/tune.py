@@ -161,11 +161,21 @@ def report_of_searches(models: Sequence[str], *, size: Size, folder: Path) -> Re
         command="ziggurat bench tune",
     )
     data = dataclasses.replace(prepare_run(base_run(_config(models[0], size=size).compared)), test=None)
+    found: dict[str, object] = {}
     for model in models:
         searches = []
         for seed in range(size.seeds):
             searches += searches_of(model, size=size, seed=seed, folder=folder)
         _add_searches(report, model, searches)
+        found[model] = [
+            {
+                "arm": each.arm,
+                "seed": index // len(ARMS),
+                "test": each.test,
+                "tries": [_plain(one) for one in each.tries],
+            }
+            for index, each in enumerate(searches)
+        ]
         ratios = costs_in_tries(model, size=size, folder=folder, data=data)
         tuned = [each for each in searches if each.arm == "tuned"]
         beside = sum(each.outside_s for each in tuned) / sum(each.outside_s + each.inside_s for each in tuned)
@@ -183,6 +193,7 @@ def report_of_searches(models: Sequence[str], *, size: Size, folder: Path) -> Re
             f"{model}: a try costs {100 * in_tries:+.1f} % over the same run without a study (median of {len(ratios)} "
             f"pairs, {lowest:+.1f} to {highest:+.1f} %)",
         ]
+    report.extra["searches"] = found
     return report
 
 
@@ -311,7 +322,7 @@ def _test(model: str, *, size: Size, num_seeds: int, out: Path, tuned: str = "")
 
 
 def _add_searches(report: Report, model: str, searches: Sequence[Search]) -> None:
-    """Add a table of the searches of one model, means over seeds, and the tries as data."""
+    """Add a table of the searches of one model, means over seeds, and a plot of their tries."""
     metric = _config(model, size=Size(rows=1, budget=1, seeds=1, fresh=1, epochs=0, pairs=0)).decides
     higher = higher_is_better(metric)
     by_seed = [searches[begin : begin + len(ARMS)] for begin in range(0, len(searches), len(ARMS))]
@@ -357,10 +368,6 @@ def _add_searches(report: Report, model: str, searches: Sequence[Search]) -> Non
         for arm in ARMS
     ]
     report.figures.append(_figure(f"tune_{model}_pruning_saved", saved))
-    report.extra.setdefault("searches", {})[model] = [  # pyright: ignore[reportAttributeAccessIssue]
-        {"arm": each.arm, "seed": index // len(ARMS), "test": each.test, "tries": [_plain(one) for one in each.tries]}
-        for index, each in enumerate(searches)
-    ]
     lines_of = [
         (f"{each.arm} {index // len(ARMS)}", ARMS.index(each.arm), each.tries) for index, each in enumerate(searches)
     ]

@@ -36,7 +36,7 @@ from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData, own_data
 from ziggurat.studies.compare_report import markdown
 from ziggurat.studies.scaling_runs import ScaleConfig, scale
-from ziggurat.studies.tune import TuneConfig, Watch, spaces_of, tune
+from ziggurat.studies.tune import TuneConfig, Watch, spaces_of, tune, turns
 from ziggurat.studies.tune_report import best_so_far
 from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Try
 from ziggurat.studies.tuned import TEST_READ, TUNED, read_tuned
@@ -363,7 +363,8 @@ def test_a_model_of_ones_own_is_compared_by_its_recipe_alone(tmp_path: Path) -> 
         ),
         out=tmp_path / "compared",
     )
-    assert load_config(found.models[0].folders[0], models=(own,)).model.user == "shop"
+    trained = load_config(found.models[0].folders[0], models=(own,))
+    assert trained.model == load_config(tmp_path / "tuned" / "matrix_factorisation.json", models=(own,)).model
 
 
 def test_settings_that_compared_runs_do_not_follow_are_refused(tmp_path: Path) -> None:
@@ -648,6 +649,16 @@ def test_the_report_counts_what_was_better_than_all_before() -> None:
     assert best_so_far(tries, higher=True) == [(0, 0.5), (3, 0.7)]
     assert best_so_far(tries, higher=False) == [(0, 0.5), (2, 0.4)]
     assert Spent(rows=1) + Spent(rows=2, cpu_s=1.0) == Spent(rows=3, cpu_s=1.0)
+
+
+def test_workers_spread_over_models() -> None:
+    def one(ended: Ended, *, wall_s: float) -> Try:
+        return Try(number=0, values={}, value=None, ended=ended, spent=Spent(wall_s=wall_s))
+
+    done = one(Ended.COMPLETE, wall_s=50.0)
+    known = {"dnn": [done, done], "dcn_v2": [one(Ended.RUNNING, wall_s=0.0)], "wukong": [done], "fm": [done]}
+    assert turns(known) == ["wukong", "fm", "dcn_v2", "dnn"]
+    assert turns(known | {"fm": []})[0] == "fm"
 
 
 # --------------------------------------------------------------------------------------------------- real processes

@@ -361,9 +361,7 @@ class _Study:
 
     def _next(self) -> tuple[str, Work] | None:
         """Take the next try, of the model that had the fewest."""
-        known = {name: tries.all() for name, tries in self.tries.items()}
-        order = sorted(known, key=lambda name: (len(known[name]), _seconds(known[name])))
-        for name in order:
+        for name in turns({name: tries.all() for name, tries in self.tries.items()}):
             work = self.tries[name].next(may_ask=self._may_ask, may_go_on=self._may_go_on)
             if work is not None:
                 return name, work
@@ -764,6 +762,19 @@ class Watch(Hook):
         cpu_s = time.process_time() - self._cpu
         wall_s = time.perf_counter() - self._wall
         self._work.note(self.seed, dataclasses.replace(counts, cpu_s=cpu_s, wall_s=wall_s))
+
+
+def turns(known: Mapping[str, Sequence[Try]]) -> list[str]:
+    """Return models in the order of their turns: the fewest tries first, then whom fewest workers train.
+
+    Two workers at one model would know less of it: a try whose elder is not complete has nobody to be pruned by.
+    """
+
+    def place(name: str) -> tuple[int, int, float]:
+        tries = known[name]
+        return len(tries), sum(each.ended is Ended.RUNNING for each in tries), _seconds(tries)
+
+    return sorted(known, key=place)
 
 
 def _asked(config: TuneConfig) -> tuple[TuneConfig, RunConfig]:
