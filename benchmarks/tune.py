@@ -117,7 +117,7 @@ class Search:
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of this benchmark."""
     parser = argparse.ArgumentParser(prog="ziggurat bench tune", description=__doc__)
-    parser.add_argument("--models", default="dcn_v2,wukong")
+    parser.add_argument("--models", default="dcn_v2")
     parser.add_argument("--budget", type=int, default=24, help="tries of a study (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=2, help="studies of each model (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=12_000, help="of the made data (default: %(default)s)")
