@@ -414,10 +414,10 @@ def test_an_empty_budget_is_refused() -> None:
 
 
 def test_a_budget_of_flops_alone_is_refused_where_a_model_has_none(tmp_path: Path) -> None:
-    asked = config(budget=0, flops=1e9, models=("fm",), narrowed=(), max_epochs=1)
+    asked = of_shop(two_ids(tmp_path, {}), budget=0, flops=1e9, models=("fm",))
     with pytest.raises(ConfigError, match="count no FLOPs"):
-        tune(asked, out=tmp_path)
-    (found,) = tune(dataclasses.replace(asked, budget=1), out=tmp_path).models
+        tune(asked, out=tmp_path / "tuned")
+    (found,) = tune(dataclasses.replace(asked, budget=1), out=tmp_path / "tuned").models
     assert len(found.tries) == 1
 
 
