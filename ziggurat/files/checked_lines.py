@@ -48,7 +48,7 @@ def read_checked_lines(path: Path, *, error: type[ZigguratError], ways_out: tupl
     lines = text.removesuffix("\n").split("\n") if text else []
     found: list[dict[str, JSON]] = []
     for number, line in enumerate(lines, start=1):
-        content = _checked(line)
+        content = checked_content(line)
         if content is None and number == len(lines):
             break
         if content is None:
@@ -77,8 +77,8 @@ def append_line(path: Path, line: str, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
 
 
-def _checked(line: str) -> dict[str, JSON] | None:
-    """The content of a line; None where its check is another one."""
+def checked_content(line: str) -> dict[str, JSON] | None:
+    """Return the content of a line of `checked_line`; None where its check is another one."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

@@ -30,8 +30,8 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.packed_run import read_products
 from ziggurat.training.checkpoint import Checkpoint, CheckpointStore, Match
 from ziggurat.training.position import Position
+from ziggurat.training.records.answers import read_scored_windows
 from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
-from ziggurat.training.records.windows import read_windows
 from ziggurat.training.records.written import WrittenFiles
 
 
@@ -106,10 +106,10 @@ def verify_run(folder: str | Path, *, models: Sequence[type[ModelConfig]] = ()) 
 def verify_windows(run: RunFolder) -> Verdict:
     """Check that a stream scored each window once, and trained its rows once, in order; the last one may be partial."""
     try:
-        records = read_windows(run.windows)
+        records = read_scored_windows(run)
         ledger = read_ledger(run.ledger)
         # Of a stream that goes on in another process, both as they were while no window came.
-        while (now := read_windows(run.windows)) != records:
+        while (now := read_scored_windows(run)) != records:
             records = now
             ledger = read_ledger(run.ledger)
     except CheckpointError as error:

@@ -38,8 +38,9 @@ from ziggurat.data.teachers.side_table import times_of
 from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.runs.data_record import DataRecord, files_with_roles, raw_file, refuse_other_data
+from ziggurat.training.records.answers import read_scored_windows
 from ziggurat.training.records.run_folder import PRODUCTS, WARM_START, Ancestor, RunFolder
-from ziggurat.training.records.windows import WindowRecord, read_windows
+from ziggurat.training.records.windows import WindowRecord
 from ziggurat.training.report.progress import Progress
 
 WATERMARK_KEY = "watermark"
@@ -225,7 +226,7 @@ def stream_watermark(run: RunFolder, *, step: int) -> Watermark:
         CheckpointError: the record of the windows is damaged.
     """
     # The step of a record is that of the weights that scored its window, before a row of it was trained.
-    trained = [each for each in read_windows(run.windows) if each.step < step and each.trained_rows]
+    trained = [each for each in read_scored_windows(run) if each.step < step and each.trained_rows]
     if not trained:
         raise _unknown(f"no record of a window that was trained by step {step:,}", folder=run)
     timeless = [each.name for each in trained if not each.watermark]

@@ -54,7 +54,13 @@ from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
 from ziggurat.training.config import AverageOver, TrainingConfig
 from ziggurat.training.early_stop import with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
-from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
+from ziggurat.training.evaluation.evaluate import (
+    Answers,
+    Evaluation,
+    answer_batches,
+    evaluate_batches,
+    ordered_batches,
+)
 from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
 from ziggurat.training.feed import Fed
 from ziggurat.training.growing.growing_tables import GrowingTables
@@ -606,22 +612,7 @@ class Trainer:
     def evaluate(self, dataset: Dataset | Iterable[Batch], *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         self._meet("trainer.evaluate")
-        # No gradients are kept, so an evaluation has room for larger batches than training.
-        batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
-        self._showing = False  # the evaluation takes the display, so the next step begins the epoch's bar anew
-        total = getattr(dataset, "num_rows", None)
-        progress = self.team.progress_of_all(self.progress, total=total)
-        progress.begin(f"evaluate {split}".strip(), total=total)
-        if is_dataset(dataset):
-            ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
-            batches: Iterable[Batch] = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
-        else:
-            batches = dataset
-        batches = batches if self.growing is None else self.growing.frozen(batches)
-        if not is_dataset(dataset):
-            inputs = self.model.inputs
-            # A loader of ours reads what was checked when it was encoded; other batches nobody has looked at.
-            batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
+        batches, progress = self._to_score(dataset, shown=f"evaluate {split}".strip())
         with refusing_exits(), self.team.traffic_paused():
             result = evaluate_batches(
                 self.model,
@@ -637,6 +628,46 @@ class Trainer:
         if split and self.team.is_first:
             EVALUATION.write(self.folder.evaluation(split), result.to_json())
         return result
+
+    def answer(self, dataset: Dataset | Iterable[Batch]) -> Answers:
+        """Return the scores of the present weights, for labels that come later; on many ranks the first has them."""
+        self._meet("trainer.answer")
+        batches, progress = self._to_score(dataset, shown="score")
+        with refusing_exits(), self.team.traffic_paused():
+            result = answer_batches(
+                self.model,
+                batches,
+                inputs=self.model.inputs,
+                progress=progress,
+                process_group=self.team.process_group,
+            )
+        progress.end()
+        return result
+
+    def _to_score(self, dataset: Dataset | Iterable[Batch], *, shown: str) -> tuple[Iterable[Batch], Progress]:
+        """Return the batches of this rank of data that are scored, and the display of their progress, which begins.
+
+        Args:
+            dataset: to score.
+            shown: what the display says.
+        """
+        # No gradients are kept, so an evaluation has room for larger batches than training.
+        batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
+        self._showing = False  # the evaluation takes the display, so the next step begins the epoch's bar anew
+        total = getattr(dataset, "num_rows", None)
+        progress = self.team.progress_of_all(self.progress, total=total)
+        progress.begin(shown, total=total)
+        if is_dataset(dataset):
+            ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
+            batches: Iterable[Batch] = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
+        else:
+            batches = dataset
+        batches = batches if self.growing is None else self.growing.frozen(batches)
+        if not is_dataset(dataset):
+            inputs = self.model.inputs
+            # A loader of ours reads what was checked when it was encoded; other batches nobody has looked at.
+            batches = (validate_batch(batch, inputs, must_have_labels=True) for batch in batches)
+        return batches, progress
 
     # ------------------------------------------------------------------------------------------ one pass over data
 

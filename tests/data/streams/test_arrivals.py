@@ -204,8 +204,8 @@ def test_what_a_killed_process_wrote_without_its_journal_is_taken_again(
             raise KeyboardInterrupt
         saved(durable=durable)
 
-    saved = arrivals._save
-    monkeypatch.setattr(arrivals, "_save", dies)
+    saved = arrivals._kept.save
+    monkeypatch.setattr(arrivals._kept, "save", dies)
     with pytest.raises(KeyboardInterrupt):
         take(arrivals, tmp_path / "a.parquet", tmp_path / "b.parquet")
     again = arrivals_in(tmp_path / "cut")

@@ -14,9 +14,10 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Taken
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, positives_of
-from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
-from ziggurat.data.streams.windows import StreamConfig
+from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, LATE, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
+from ziggurat.data.streams.windows import Clock, StreamConfig
 from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.features.label_state import LabelState
 
 DAY = 86_400
 START = 957_139_200  # 2000-05-01
@@ -67,23 +68,32 @@ def trained_in(arrivals: Arrivals) -> dict[str, dict[str, list[tuple[Any, ...]]]
     while arrivals.finish_next(is_over=True):
         pass
     found: dict[str, dict[str, list[tuple[Any, ...]]]] = {}
-    for window in arrivals.journal.done:
+    for number, window in enumerate(arrivals.journal.done, start=1):
         parts: dict[str, list[tuple[Any, ...]]] = {"scored": []}
         labelled = 0
+        truth = arrivals.truth(number) if window.awaits else None
         for chunk in arrivals.chunks(window):
-            parts["scored"] += rows_of(chunk.global_rows, chunk.frame)
-            labelled += int(arrivals.known_labels(chunk, window).sum())
+            if truth is None and not window.awaits:
+                parts["scored"] += rows_of(chunk.global_rows, chunk.frame)
+                labelled += int(arrivals.known_labels(chunk, window).sum())
+            elif truth is not None:
+                labels = dict(zip(truth.rows.tolist(), truth.is_positive.tolist(), strict=True))
+                values = [float(labels[row]) for row in chunk.global_rows.tolist()]
+                parts["scored"] += rows_of(chunk.global_rows, chunk.frame.with_columns(click=pl.Series(values)))
+        if truth is not None:
+            labelled = int(truth.is_labelled.sum())
         for state, chunk in arrivals.lessons(window):
-            parts.setdefault(state.value, []).extend(rows_of(chunk.global_rows, chunk.frame))
+            frame = chunk.frame
+            if state is LabelState.ASSUMED:  # whatever it will turn out to be
+                frame = frame.with_columns(click=pl.lit(0.0))
+            parts.setdefault(state.value, []).extend(rows_of(chunk.global_rows, frame))
         found[window.name] = {name: sorted(rows) for name, rows in parts.items()}
         found[window.name]["labelled"] = [(labelled,)]
     return found
 
 
 def rows_of(numbers: np.ndarray, frame: pl.DataFrame) -> list[tuple[Any, ...]]:
-    labels = frame["click"].cast(pl.Float64)
-    known = frame["known"].cast(pl.Float64).fill_null(-1.0)
-    return list(zip(numbers.tolist(), frame["user"], labels, known, strict=True))
+    return list(zip(numbers.tolist(), frame["user"], frame["click"].cast(pl.Float64), strict=True))
 
 
 def interleaved(
@@ -121,8 +131,8 @@ def test_two_logs_train_what_one_file_with_both_trains(tmp_path: Path, policy: L
     one.take([tmp_path / "both.parquet"])
     expected = trained_in(one)
     assert list(expected)[-2:] == ["2000-05-12", "2000-05-21"]
-    del expected["2000-05-21"]  # of its row nobody knows yet
-    assert len(expected) == 7
+    assert len(expected) == 8
+    expected["2000-05-21"] |= {"scored": [], "labelled": [(0,)]}  # of its row nobody knows yet
     if policy is LabelDelay.CORRECT:
         assert sum(len(window.get("corrected", [])) for window in expected.values()) > 20
     kept = []
@@ -187,12 +197,42 @@ def test_records_that_are_not_used_are_counted_by_name(tmp_path: Path) -> None:
     assert take(arrivals, rows, labels).label_counts == {NO_ROW: 1}
     assert arrivals.journal.label_counts == {TWICE: 2, BEFORE: 1, AFTER: 2, NO_ROW: 1}
     found = trained_in(arrivals)
-    assert [(user, label) for _, user, label, _ in found["2000-05-01"]["scored"]] == [
+    assert [(user, label) for _, user, label in found["2000-05-01"]["scored"]] == [
         ("a", 1.0),
         ("b", 0.0),
         ("c", 1.0),
     ]
     assert arrivals.num_held == 1
+
+
+def test_a_label_behind_the_end_of_its_window_corrects_its_row_in_the_next_one(tmp_path: Path) -> None:
+    at = lambda day: START + int(day * DAY)  # noqa: E731
+    arrivals = arrivals_in(tmp_path / "stream")
+    rows = [write(tmp_path, "r0.parquet", id=[1, 2, 3], user=["a", "b", "c"], at=[at(0.1), at(0.2), at(1.1)])]
+    labels = [write(tmp_path, "l0.parquet", id=[1, 3], known=[at(0.5), at(1.2)])]
+    take(arrivals, rows, labels)
+    assert [window.name for window in arrivals.journal.done] == ["2000-05-01"]
+    labels.append(write(tmp_path, "l1.parquet", id=[2], known=[at(0.9)]))
+    assert take(arrivals, rows, labels).label_counts == {LATE: 1}
+    # A late row, whose label is known at once, and one whose label comes in a file behind it.
+    rows.append(write(tmp_path, "r1.parquet", id=[4, 5], user=["d", "e"], at=[at(0.3), at(0.4)]))
+    labels.append(write(tmp_path, "l2.parquet", id=[4, 5, 6], known=[at(0.3), at(0.8), at(2.1)]))
+    again = arrivals_in(tmp_path / "stream")  # as after a kill
+    assert again.take(rows, labels=labels).late == 2
+    rows.append(write(tmp_path, "r2.parquet", id=[6], user=["f"], at=[at(2.05)]))
+    take(again, rows, labels)
+    found = trained_in(again)
+    assert [name for name, window in found.items() if window["scored"]] == ["2000-05-01"]
+    first = found["2000-05-01"]
+    assert [(user, label) for _, user, label in first["scored"]] == [("a", 1.0), ("b", 1.0)]
+    assert [(user, label) for _, user, label in first["assumed"]] == [("a", 0.0), ("b", 0.0)]
+    assert [user for _, user, _ in first["corrected"]] == ["a"]
+    second = found["2000-05-02"]
+    assert [(user, label) for _, user, label in second["corrected"]] == [("b", 1.0), ("c", 1.0), ("e", 1.0)]
+    assert [(user, label) for _, user, label in second["known"]] == [("d", 1.0)]
+    assert [user for _, user, _ in second["assumed"]] == ["c", "e"]
+    corrected = [user for window in found.values() for _, user, _ in window.get("corrected", [])]
+    assert sorted(corrected) == ["a", "b", "c", "e", "f"]
 
 
 def test_windows_whose_labels_may_still_come_wait_also_at_the_end(tmp_path: Path) -> None:
@@ -206,9 +246,13 @@ def test_windows_whose_labels_may_still_come_wait_also_at_the_end(tmp_path: Path
     at = frame["at"].to_numpy()
     end = max(at.max(), labels["known"].to_numpy().max())
     newest = [at[(at - START) // DAY == day].max() for day in range(6)]
-    expected = [f"2000-05-0{day + 1}" for day in range(6) if newest[day] + REACH < end]
-    assert list(found) == expected
-    assert arrivals.num_held == frame.filter((pl.col("at") - START) // DAY >= len(expected)).height
+    complete = [f"2000-05-0{day + 1}" for day in range(6) if newest[day] + REACH < end]
+    assert [name for name, window in found.items() if window["scored"]] == complete
+    assert list(found) == [f"2000-05-0{day + 1}" for day in range(6)]
+    assert arrivals.num_held == frame.filter((pl.col("at") - START) // DAY >= len(complete)).height
+    assert arrivals.labels_until(len(complete)) == ""
+    until = Clock(column="at", per_second=1).shown(newest[len(complete)] + REACH)
+    assert arrivals.labels_until(len(complete) + 1) == until
 
 
 def test_memory_and_disk_have_what_is_needed_alone(tmp_path: Path) -> None:
@@ -217,15 +261,18 @@ def test_memory_and_disk_have_what_is_needed_alone(tmp_path: Path) -> None:
     journal = arrivals.journal
     assert journal.records_before is not None
     assert journal.rows_before is not None
-    late = arrivals._late_labels
-    assert late is not None
-    assert len(late) < 60
+    assert arrivals._awaiting is not None
+    late = arrivals._awaiting.labels
+    assert len(late) < 80
     assert len(late._rows) < 300
-    needed = {piece.part for piece in arrivals._pieces()} | {log.part for log in journal.logs}
-    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed
+
+    def needed() -> set[str]:
+        others = [log.part for log in journal.logs] + [window.truth for window in journal.done if window.truth]
+        return {piece.part for piece in arrivals._kept.pieces()} | set(others)
+
+    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed()
     arrivals.forget(len(journal.done))
-    needed = {piece.part for piece in arrivals._pieces()} | {log.part for log in journal.logs}
-    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed
+    assert {path.name for path in (tmp_path / "stream/arrived").iterdir()} == needed()
     assert not any("-keys" in log.part and log.newest < journal.rows_before for log in journal.logs)
 
 
@@ -281,9 +328,15 @@ def test_text_files_dates_and_labels_with_texts_are_read_as_those_of_rows(tmp_pa
     )
     arrivals = arrivals_in(tmp_path / "stream", schema=schema)
     take(arrivals, [tmp_path / "r.csv"], [tmp_path / "l.jsonl"])
-    chunk = next(arrivals.chunks(arrivals.journal.done[0]))
-    assert chunk.frame["click"].to_list() == ["yes", "no", "no"]
-    assert [str(each) for each in chunk.frame["known"]] == ["2000-05-02 10:00:00", "2000-05-01 11:30:00", "None"]
+    while arrivals.finish_next(is_over=True):
+        pass
+    first, last = arrivals.journal.done
+    assert [state for state, _ in arrivals.lessons(first)] == [LabelState.ASSUMED]
+    lessons = [(state, each.frame) for state, each in arrivals.lessons(last) if each.num_rows == 1]
+    state, frame = lessons[0]
+    assert state is LabelState.CORRECTED
+    assert frame["click"].to_list() == ["yes"]
+    assert [str(each) for each in frame["known"]] == ["2000-05-02 10:00:00"]
 
 
 def test_cells_of_labels_mean_what_they_meant() -> None:

@@ -22,7 +22,7 @@ from tests.killing import kill_after, mark_begin, wait_for_begin
 from tests.runs.stream.test_stream_runs import config_of, content_of, events, same, weights_of
 from ziggurat.data.encoded.dataset import EncodedWriter
 from ziggurat.data.encoded.ledger import expected_sum, read_ledger
-from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.kept_rows import KeptRows
 from ziggurat.data.streams.row_spool import RowSpool
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError
@@ -105,7 +105,7 @@ class Moments:
     """Lets a stream die at a moment of its life, before or behind a call that changes what is on the disk."""
 
     CALLS = (
-        (Arrivals, "_save"),
+        (KeptRows, "save"),
         (RowSpool, "write"),
         (EncodedWriter, "append"),
         (EncodedWriter, "close"),

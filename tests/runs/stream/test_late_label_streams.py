@@ -28,6 +28,8 @@ from ziggurat.runs.verify import verify_run
 from ziggurat.testing.ranks import preload
 from ziggurat.training.hooks.hook import Hook
 from ziggurat.training.judging import MadeStep
+from ziggurat.training.records.answers import read_scored_windows
+from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.windows import read_windows
 from ziggurat.training.trainer import Trainer
 
@@ -102,20 +104,20 @@ def test_two_logs_are_trained_as_one_file_with_both(tmp_path: Path) -> None:
         stream=StreamConfig(by="day", delay=delay),
         hooks=[theirs],
     )
-    first = read_windows(tmp_path / "run/windows.jsonl")
+    first = read_scored_windows(RunFolder(tmp_path / "run"))
     second = read_windows(tmp_path / "one/windows.jsonl")
-    assert [each.name for each in first] == [each.name for each in second][:-1]  # the last row waits for its label
-    assert sorted(ours.trained) == sorted(row for row in theirs.trained if row[0] <= len(first))
-    for one, other in zip(first, second, strict=False):
-        assert (one.rows, one.trained, one.labelled, one.row_sum) == (
-            other.rows,
-            other.trained,
-            other.labelled,
-            other.row_sum,
-        )
+    assert [each.name for each in first] == [each.name for each in second]
+    assert sorted(ours.trained) == sorted(theirs.trained)
+    for one, other in zip(first, second, strict=True):
+        assert (one.rows, one.trained, one.row_sum) == (other.rows, other.trained, other.row_sum)
+    assert [each.labelled for each in first[:-1]] == [each.labelled for each in second[:-1]]
+    assert first[-1].labels_until == "2000-05-13 12:00:00"  # of the last row nobody knows yet
+    assert not first[-1].metrics
+    assert all(not each.labels_until and each.metrics.keys() == second[-2].metrics.keys() for each in first[1:-1])
     assert sum(each.trained["corrected"] for each in first) > 20
     assert verify_run(tmp_path / "run").good
-    assert any("1 rows wait for their labels" in line for line in said.lines), said.lines
+    assert any("labels of 1 rows may still come" in line for line in said.lines), said.lines
+    assert any("scored, labels until 2000-05-13 12:00:00" in line for line in said.lines), said.lines
 
 
 def test_a_stream_goes_on_with_rows_and_labels_that_have_come_since(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_stream_of_two_logs_that_dies_again_and_again_ends_with_the_same_bits(
             except KeyboardInterrupt:
                 moments.wait()
     assert lives > 4
-    assert {"Arrivals._save", "RowSpool.write"} & moments.died_in, moments.died_in
+    assert {"KeptRows.save", "RowSpool.write"} & moments.died_in, moments.died_in
     assert_same_streams(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -254,7 +256,7 @@ def test_the_command_line_has_it(
     assert "the seconds in which a positive may come" in capsys.readouterr().err
     assert main([*command, *labels, "--attribution-s", str(REACH)]) == 0
     log = Path("run/run.log").read_text()
-    for words in ("labels of 3 new files", "by id", "rows wait for their labels"):
+    for words in ("labels of 3 new files", "by id", "labels of 1 rows may still come"):
         assert words in log, words
     assert main([*command, *labels, "--attribution-s", str(REACH)]) == 0
     capsys.readouterr()
@@ -265,6 +267,5 @@ def test_the_command_line_has_it(
 
 def test_a_history_whose_labels_may_still_come_is_said(tmp_path: Path) -> None:
     write_logs(tmp_path, delayed_events(100, days=1)[:-1])
-    with pytest.raises(Exception, match="rows wait for their labels") as refused:
-        live(str(tmp_path))
-    assert "newer by --attribution-s" in str(refused.value)
+    result = live(str(tmp_path))
+    assert [(each.name, bool(each.labels_until)) for each in result.windows] == [("2000-05-01", True)]

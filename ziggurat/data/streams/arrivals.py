@@ -19,8 +19,8 @@ Where labels are known later than their rows (`label_delay.py`), rows are kept o
 may be trained: scored rows of a window are its pieces, trained ones its lessons. Lessons of windows to come wait in the
 journal, and so on the disk, for as long as labels take.
 
-Where labels have records of their own (`late_labels.py`), rows are kept a third time: each waits with its window until
-all labels of the window are there or can come no more. Then they are dealt as rows of a file that had both.
+Where labels have records of their own (`awaiting_labels.py`), rows wait until these have gone beyond the end of their
+window. Then they are dealt as rows of a file that had both, each lesson when what it needs is known.
 
 Cost: raw files are read once more for their digest; the disk holds the raw rows that are not trained yet, compressed by
 LZ4. With windows of N rows the times of all files that arrive at once are in memory, 24 bytes a row.
@@ -28,59 +28,38 @@ LZ4. With windows of N rows the times of all files that arrive at once are in me
 
 from __future__ import annotations
 
-import itertools
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 from jaxtyping import Bool, Float64, Int64
 
 from ziggurat.commands import pasted
-from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.preprocess.build import ProgressCallback
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.order_of_dates import order_of_dates, shown_order
-from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.preprocess.values.parsing import refuse_wrong_types
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.names import in_terms_of_roles
-from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
-from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, Journal, JournalFile, LabelLog, Piece, Window
+from ziggurat.data.streams.awaiting_labels import Arriving, AwaitingLabels, Truth, naming_roles
+from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, Piece, Window
+from ziggurat.data.streams.kept_rows import KeptRows
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
-from ziggurat.data.streams.late_labels import (
-    EARLY,
-    LOG_SCHEMA,
-    NO_ROW,
-    Keyed,
-    KeyedRuns,
-    LateLabels,
-    keys_of,
-    label_cells,
-    records_of,
-    report_keyless,
-    report_second_rows,
-)
 from ziggurat.data.streams.new_files import NewFile, content_digest, record_of_copy, torn_names
-from ziggurat.data.streams.row_spool import FILE_ROW, RowSpool
+from ziggurat.data.streams.row_spool import RowSpool
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
 from ziggurat.data.teachers.growing import JoinedPart
-from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError, SchemaError
+from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.label_state import LabelState
-from ziggurat.features.schema import Schema, column_of
-from ziggurat.files import digest_of, writing_to
-from ziggurat.files.parquet import ParquetFile
-from ziggurat.files.stores import DataPath, StoreFile, facts_of, is_url
+from ziggurat.features.schema import Schema
+from ziggurat.files import digest_of
+from ziggurat.files.stores import DataPath, facts_of
 
 LATE = "late rows"
 
@@ -180,11 +159,7 @@ class Arrivals:
         self._data = data
         self._schema = schema
         self._config = config
-        self._file = JournalFile(folder)
-        self._pending: list[Change] = []  # made, and not written yet
-        self._rows = folder / "arrived"
-        self._open = OpenFiles()
-        self._lock = threading.Lock()  # a thread that encodes ahead looks up records, which are folded meanwhile
+        self._kept = KeptRows(folder, data=data)
         # Infinity until `take` gives another: then no row is too late for the clock.
         self._latest_s = np.inf
         self._newest_s = -np.inf  # of the files of one `take`
@@ -193,24 +168,26 @@ class Arrivals:
         self._date_order = data.split.date_order
         also = [name for name in dict.fromkeys(also) if name not in schema.columns]
         reading = _reading(data, schema, also=also)
-        found = self._file.read()
+        found = self._kept.found
         # Nothing was trained on it, so it costs only another read of the files.
         if found is not None and not has_begun and (found.config, found.reading) != (config, reading):
-            shutil.rmtree(folder)
-            self._file = JournalFile(folder)
+            self._kept.clear()
             found = None
         if found is not None:
-            _refuse_other_settings(found.config, config, where=str(self._file.path))
-            self.journal = found
+            _refuse_other_settings(found.config, config, where=str(self._kept.path))
+            self._kept.begin(found)
             if found.clock is not None:
                 self._cut = Cut.of(config, found.clock)
         else:
-            self.journal = Journal(config=config, reading=reading, also=also)
+            self._kept.begin(Journal(config=config, reading=reading, also=also))
             self._refuse_no_time()
         config.delay.check(schema, by=config.by, is_by_time=not config.rows)
         self._refuse_idle_late()
+        # Of labels that have records of their own; None where rows have their labels.
+        self._awaiting: AwaitingLabels | None = None
+        if config.delay.has_records:
+            self._awaiting = AwaitingLabels(self._kept, config=config, schema=schema, data=data, columns=self.columns)
         self._look_up_journal()
-        self._is_tidy = False  # what a killed process left below `arrived/` was removed
         # Until files are looked at for the first time: see `_begin_anew_if_changed`.
         self._may_begin_anew = not has_begun
 
@@ -224,10 +201,8 @@ class Arrivals:
             self._remember(file)
         for file in self.journal.label_files:
             self._remember(replace(file, rows=0))
-        self._late_labels = self._read_logs()
-        # Pieces of each file of rows that are needed, so that forgetting a window looks at its own files alone.
-        self._needed = Counter(piece.part for piece in self._pieces())
-        self._needed.update(log.part for log in self.journal.logs)
+        if self._awaiting is not None:
+            self._awaiting.begin(self._cut)
         self._num_dealt = self.journal.num_dealt  # with the rows of files that are being taken
 
     def _remember(self, file: ArrivedFile) -> None:
@@ -237,15 +212,10 @@ class Arrivals:
         self._by_place.setdefault(file.place, []).append(file)
         self._digests.add(file.sha256)
 
-    def _pieces(self) -> Iterator[Piece]:
-        for window in (*self.journal.done, *self.journal.open):
-            yield from window.pieces
-            yield from window.lessons
-        yield from self.journal.late
-        for pieces in self.journal.lessons.values():
-            yield from pieces
-        for held in self.journal.held.values():
-            yield from held.pieces
+    @property
+    def journal(self) -> Journal:
+        """Everything that is known of the stream."""
+        return self._kept.journal
 
     @property
     def num_rows(self) -> int:
@@ -270,8 +240,8 @@ class Arrivals:
 
     @property
     def num_held(self) -> int:
-        """Rows that wait for records of their labels."""
-        return sum(piece.rows for held in self.journal.held.values() for piece in held.pieces)
+        """Rows whose label may still come, as a record of its own."""
+        return 0 if self._awaiting is None else self._awaiting.num_rows
 
     # ------------------------------------------------------------------------------------------------------ files
 
@@ -302,14 +272,16 @@ class Arrivals:
         counts = Counter(self.journal.label_counts)
         new, copies = self._new_files(paths)
         found = self._take_files(new, copies, told=told) if new or copies else Taken()
-        return found if self._late_labels is None else self._with_labels(found, labels, counts=counts, told=told)
+        if self._awaiting is None:
+            return found
+        return self._with_labels(found, labels, awaiting=self._awaiting, counts=counts, told=told)
 
     def _take_files(self, new: Sequence[NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
         """Take the rows of new files, and note which files are copies of others."""
         # Here and not in the constructor: a stream that has taken nothing leaves no folder.
-        self._rows.mkdir(parents=True, exist_ok=True)
+        self._kept.rows.mkdir(parents=True, exist_ok=True)
         if self._cut is None and self._has_time and new:
-            with self._naming_roles():
+            with naming_roles(self._schema, self._config):
                 self._date_order = self._order_of_dates([file.path for file in new])
         dealt = self._dealt([self._opener(file.path) for file in new]) if self._config.rows else None
         before = len(self.journal.files)
@@ -318,9 +290,9 @@ class Arrivals:
             # Windows of rows are dealt over all files that arrive at once, so that these are taken all or none.
             if dealt is None:
                 # With a power cut goes what is not on the disk yet, and its files are read again.
-                self._save(durable=False)
-        self._apply(Change(copies=copies, num_dealt=self._num_dealt if dealt is not None else None))
-        self._save()
+                self._kept.save(durable=False)
+        self._kept.apply(Change(copies=copies, num_dealt=self._num_dealt if dealt is not None else None))
+        self._kept.save()
         for copy in copies:
             self._remember(copy)
         taken = self.journal.files[before:]
@@ -409,10 +381,9 @@ class Arrivals:
         known = (*self.journal.files, *self.journal.label_files)
         if all((file.place, file.num_bytes, file.tag) in given for file in known):
             return
-        self._open = OpenFiles()
-        shutil.rmtree(self.folder)
-        self._file = JournalFile(self.folder)
-        self.journal = Journal(config=self._config, reading=self.journal.reading, also=self.journal.also)
+        journal = Journal(config=self._config, reading=self.journal.reading, also=self.journal.also)
+        self._kept.clear()
+        self._kept.begin(journal)
         self._cut = None
         self._look_up_journal()
 
@@ -452,7 +423,7 @@ class Arrivals:
         """
         self._latest_s = latest_s
         self._newest_s = -np.inf
-        self._rows.mkdir(parents=True, exist_ok=True)
+        self._kept.rows.mkdir(parents=True, exist_ok=True)
 
         def opened(bad_rows: BadRows) -> ReceivedRows:
             for bad in rows.bad:
@@ -487,8 +458,8 @@ class Arrivals:
         )
         self._enter(arrived, found, dealt=dealt)
         if dealt is not None:
-            self._apply(Change(num_dealt=self._num_dealt))
-        self._save()
+            self._kept.apply(Change(num_dealt=self._num_dealt))
+        self._kept.save()
         return Taken(
             files=1,
             rows=arrived.rows,
@@ -551,8 +522,8 @@ class Arrivals:
         ) as bad_rows:
             source = opener(bad_rows)
             total = source.num_rows_hint()
-            with RowSpool(self._rows, number=number) as spool:
-                deal = self._hold if self._late_labels is not None else self._deal
+            with RowSpool(self._kept.rows, number=number) as spool:
+                deal = self._hold if self._awaiting is not None else self._deal
                 for chunk in self._frames(source, columns=self._read_columns):
                     if self._has_types(chunk, bad_rows=bad_rows):
                         deal(chunk, spool, bad_rows=bad_rows, dealt=dealt, counts=counts)
@@ -600,25 +571,17 @@ class Arrivals:
             return False
 
     def _frames(self, source: _Source, *, columns: Sequence[str]) -> Iterator[RawChunk]:
-        with self._naming_roles():
+        with naming_roles(self._schema, self._config):
             yield from source.frames(columns=columns)
-
-    @contextmanager
-    def _naming_roles(self) -> Iterator[None]:
-        """Say in the error of a column that is no feature what names it."""
-        delay = self._config.delay
-        roles = {self._schema.time: "time", delay.column: "--label-time", delay.key: "--label-key"}
-        try:
-            yield
-        except SchemaError as error:
-            raise in_terms_of_roles(error, roles) from error
 
     def _enter(self, arrived: ArrivedFile, found: _Read, *, dealt: _Dealt | None) -> None:
         """Enter rows and their record into the journal together: only now, when they were read whole."""
-        if self._late_labels is None:
-            self._place(arrived, found.pieces, found.counts)
+        dropped = found.counts.late if self._config.late is LateRows.DROP else 0
+        if self._awaiting is None:
+            self._place(arrived, found.pieces, found.counts, dropped=dropped)
         else:
-            self._place_held(arrived, found.pieces, found.counts, late_labels=self._late_labels)
+            arriving = found.counts.arriving
+            self._awaiting.place(arrived, found.pieces, arriving, dropped=dropped, cut=self._cut)
         self._remember(arrived)
         if dealt is not None:
             # What was dealt is one array over all files of the call; the next file goes on in it.
@@ -737,27 +700,13 @@ class Arrivals:
         # Keys rise with time, and windows are done in order, so one comparison is enough.
         return windows <= journal.done[-1].key
 
-    def _place(
-        self,
-        file: ArrivedFile | None,
-        pieces: Iterable[tuple[int, Piece]],
-        counts: _Counts,
-        *,
-        released: int | None = None,
-    ) -> None:
-        """Add a file and its pieces to the windows that they belong to.
-
-        Args:
-            file: whose rows they are; None of rows that have waited for their labels.
-            pieces: by the key of their window.
-            counts: of them.
-            released: key of the window in which they have waited.
-        """
+    def _place(self, file: ArrivedFile, pieces: Iterable[tuple[int, Piece]], counts: _Counts, *, dropped: int) -> None:
+        """Add a file and its pieces to the windows that they belong to."""
         late: list[Piece] = []
         by_key: dict[int, Window] = {}
         of_lessons: dict[str, list[Piece]] = {}
         for key, piece in pieces:
-            self._needed[piece.part] += 1
+            self._kept.need([piece.part])
             if piece.state is not None:
                 of_lessons.setdefault(str(key), []).append(piece)
                 continue
@@ -773,132 +722,64 @@ class Arrivals:
             file=file,
             arrived=list(by_key.values()),
             late=late,
-            dropped=counts.late if self._config.late is LateRows.DROP else 0,
+            dropped=dropped,
             newest={str(key): time for key, time in counts.newest.items()},
             lessons=of_lessons,
             unlearned=counts.unlearned,
-            released=released,
         )
-        self._apply(change)
+        self._kept.apply(change)
 
     # ----------------------------------------------------------------------------------- labels in files of their own
 
     @property
     def _read_columns(self) -> tuple[str, ...]:
         """Return the columns that are read of rows: with the key by which their labels find them, and without these."""
-        delay = self._config.delay
-        if not delay.has_records:
-            return self.columns
-        later = (column_of(delayed_label(self._schema, delay.label)), delay.column)
-        return tuple(dict.fromkeys((*(name for name in self.columns if name not in later), delay.key)))
-
-    def _reach(self, cut: Cut) -> float:
-        """Return the attribution window in the units of times."""
-        return self._config.delay.attribution_s * cut.clock.per_second
-
-    def _read_logs(self) -> LateLabels | None:
-        """Return what was known of labels when the journal was written; None where rows have their labels."""
-        if not self._config.delay.has_records:
-            return None
-        found = LateLabels()
-        journal = self.journal
-        for log in journal.logs:
-            keyed = Keyed.from_table(self._read_group(self._rows / log.part, 0))
-            if log.is_of_rows:
-                assert self._cut is not None, "rows have shown it"
-                found.add_rows(keyed, reach=self._reach(self._cut))
-            else:
-                found.add_records(keyed)
-        found.cut(
-            rows_before=-np.inf if journal.rows_before is None else journal.rows_before,
-            records_before=-np.inf if journal.records_before is None else journal.records_before,
-        )
-        return found
-
-    def _write_log(self, keyed: Keyed, *, stem: str, is_of_rows: bool) -> LabelLog | None:
-        """Write the log of a file; it counts once it is in the journal."""
-        if not len(keyed):
-            return None
-        part = f"{stem}.parquet"
-        with writing_to(self._rows / part, FileError):
-            writer = ParquetFile(self._rows / part, LOG_SCHEMA, compression="lz4", write_page_checksum=True)
-            writer.write_table(keyed.table(), row_group_size=len(keyed))
-            writer.close()
-        self._needed[part] += 1
-        return LabelLog(part=part, is_of_rows=is_of_rows, newest=keyed.newest())
+        return self.columns if self._awaiting is None else self._awaiting.read_columns
 
     def _hold(
         self, chunk: RawChunk, spool: RowSpool, *, bad_rows: BadRows, dealt: _Dealt | None, counts: _Counts
     ) -> None:
         """Write the rows of a chunk by their windows, in which they wait for their labels."""
         assert dealt is None, "windows are those of the calendar"
-        assert self._late_labels is not None, "labels have records of their own"
+        assert self._awaiting is not None, "labels have records of their own"
         cut = self._cut_for(chunk)
         counts.rows += chunk.num_rows
         times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
         newest = float(np.fmax.reduce(times, initial=-np.inf))
         self._newest_s = max(self._newest_s, newest / cut.clock.per_second)
-        counts.newest_row = max(counts.newest_row, newest)
+        counts.arriving.newest = max(counts.arriving.newest, newest)
         windows = cut.windows(times)
         counts.left_out += int((windows == LEFT_OUT).sum())
         wanted = windows < LEFT_OUT
-        if not wanted.any():
-            return
-        rows = chunk.filter(wanted)
-        keys, has_key = keys_of(rows, self._config.delay.key)
-        faults = Faults(chunk=rows)
-        report_keyless(faults, has_key, column=self._config.delay.key)
-        _, firsts = np.unique(keys, return_index=True)
-        is_second = np.ones(len(keys), dtype=np.bool_)
-        is_second[firsts] = False
-        is_second |= self._late_labels.are_known(keys) | ~np.isnan(counts.keys.find(keys).times)
-        report_second_rows(faults, is_second & has_key, column=self._config.delay.key)
-        is_good = faults.report(bad_rows)
-        if not is_good.any():
-            return
-        of_rows = Keyed.of(keys, times[wanted]).where(is_good)
-        windows = windows[wanted][is_good]
-        spool.write(rows.filter(is_good), windows)
-        counts.keyed.append(of_rows)
-        counts.keys.add(of_rows)
-        for window in np.unique(windows).tolist():
-            of_window = of_rows.times[windows == window]
-            oldest, newest = counts.held.get(window, (np.inf, -np.inf))
-            counts.held[window] = (min(oldest, float(of_window.min())), max(newest, float(of_window.max())))
-
-    def _place_held(
-        self, file: ArrivedFile, pieces: Iterable[tuple[int, Piece]], counts: _Counts, *, late_labels: LateLabels
-    ) -> None:
-        """Add a file and its pieces to the rows that wait for their labels."""
-        cut = self._cut
-        held: dict[str, HeldRows] = {}
-        for key, piece in pieces:
-            self._needed[piece.part] += 1
-            if str(key) not in held:
-                oldest, newest = counts.held[key]
-                held[str(key)] = HeldRows(pieces=[], oldest=oldest, newest=newest)
-            held[str(key)].pieces.append(piece)
-        keyed = Keyed.joined(counts.keyed)
-        log = self._write_log(keyed, stem=f"{self.journal.num_files:05}-keys", is_of_rows=True)
-        label_counts = {} if cut is None else late_labels.add_rows(keyed, reach=self._reach(cut))
-        change = Change(
-            clock=cut.clock if cut is not None and self.journal.clock is None else None,
-            file=file,
-            held=held,
-            log=log,
-            newest_row=_later(self.journal.newest_row, counts.newest_row),
-            label_counts={name: count for name, count in label_counts.items() if count},
-        )
-        self._apply(change)
+        is_late = wanted & self._awaiting.are_late(windows)
+        counts.late += int(is_late.sum())
+        if self._config.late is LateRows.DROP:
+            wanted &= ~is_late
+        if wanted.any():
+            self._awaiting.hold(
+                chunk.filter(wanted),
+                times[wanted],
+                windows[wanted],
+                spool=spool,
+                bad_rows=bad_rows,
+                arriving=counts.arriving,
+            )
 
     def _with_labels(
-        self, taken: Taken, labels: Sequence[DataPath], *, counts: Counter[str], told: ProgressCallback
+        self,
+        taken: Taken,
+        labels: Sequence[DataPath],
+        *,
+        awaiting: AwaitingLabels,
+        counts: Counter[str],
+        told: ProgressCallback,
     ) -> Taken:
-        """Take files of labels, and release the rows that wait for no more of them.
+        """Take files of labels, and close the windows whose end both logs have passed.
 
         Args:
             taken: the rows that were taken before.
             labels: files of labels.
+            awaiting: the rows that wait for them.
             counts: of records of labels, as they were before.
             told: see `take`.
         """
@@ -909,19 +790,19 @@ class Arrivals:
         if self._cut is not None:
             new, copies = self._new_files(labels)
             for file in new:
-                self._take_labels(file, told=told)
+                arrived = awaiting.take(file, cut=self._cut, latest_s=self._latest_s, told=told)
+                self._remember(replace(arrived, rows=0))
             if copies:
-                self._apply(Change(copies=copies))
-                self._save()
+                self._kept.apply(Change(copies=copies))
+                self._kept.save()
             for copy in copies:
                 self._remember(copy)
             again += [copy.path for copy in copies]
             torn += torn_names(new)
-        late = self._release(is_over=False)
+        awaiting.close(cut=self._cut, is_over=False)
         files = self.journal.label_files[before:]
         return replace(
             taken,
-            late=late,
             bad=taken.bad + sum(file.bad for file in files),
             again=tuple(again),
             label_files=len(files),
@@ -929,158 +810,6 @@ class Arrivals:
             label_counts=dict(Counter(self.journal.label_counts) - counts),
             torn=torn,
         )
-
-    def _take_labels(self, file: NewFile, *, told: ProgressCallback) -> None:
-        """Read a file of labels, and keep those of its records that may be used."""
-        late_labels = self._late_labels
-        cut = self._cut
-        assert late_labels is not None, "labels have records of their own"
-        assert cut is not None, "rows have shown it"
-        delay = self._config.delay
-        label = delayed_label(self._schema, delay.label)
-        number = len(self.journal.label_files)
-        folder = self.folder / f"labels-{number:05}"
-        shutil.rmtree(folder, ignore_errors=True)
-        parts: list[Keyed] = []
-        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
-            source = self._data.source([file.path], bad_rows=bad_rows)
-            columns = [delay.key, delay.column]
-            if column_of(label) in source.columns():
-                columns.append(column_of(label))
-            done = 0
-            for chunk in self._frames(source, columns=columns):
-                found = records_of(
-                    chunk,
-                    key=delay.key,
-                    label=label,
-                    schema=self._schema,
-                    clock=replace(cut.clock, column=delay.column),
-                    bad_rows=bad_rows,
-                    latest_s=self._latest_s,
-                )
-                parts.append(found)
-                done += chunk.num_rows
-                told(f"read {file.path.name}", done, source.num_rows_hint())
-            bad = bad_rows.num_rows
-        file.refuse_changed()
-        records = Keyed.joined(parts)
-        times = late_labels.row_times(records.keys)
-        windows = cut.windows(times)
-        # A row without a time is not there: its window is above all others.
-        is_released = windows <= (HISTORY - 1 if self.journal.released is None else self.journal.released)
-        is_released &= ~np.isin(windows, [int(key) for key in self.journal.held])  # rows of it came late, and wait
-        kept, counts = late_labels.judged(records, reach=self._reach(cut), released=is_released)
-        place, num_bytes, tag = file.facts
-        arrived = ArrivedFile(
-            path=str(file.path),
-            place=place,
-            num_bytes=num_bytes,
-            tag=str(tag),
-            sha256=file.sha256,
-            first_row=0,
-            rows=source.num_read,
-            bad=bad,
-        )
-        log = self._write_log(kept, stem=f"labels-{number:05}", is_of_rows=False)
-        late_labels.add_records(kept)
-        self._remember(replace(arrived, rows=0))
-        change = Change(
-            label_file=arrived,
-            log=log,
-            newest_record=_later(self.journal.newest_record, records.newest()),
-            label_counts={name: count for name, count in counts.items() if count},
-        )
-        self._apply(change)
-        self._save(durable=False)
-
-    def _release(self, *, is_over: bool) -> int:
-        """Deal the rows of all windows of which every label is there or can come no more; return how many are late.
-
-        Args:
-            is_over: no more files come: labels have come up to the newest row, and rows of all windows are there.
-        """
-        journal = self.journal
-        cut = self._cut
-        if self._late_labels is None or cut is None or journal.newest_row is None:
-            return 0
-        newest_record = -np.inf if journal.newest_record is None else journal.newest_record
-        labels_until = max(newest_record, journal.newest_row) if is_over else newest_record
-        at_work = int(cut.windows(np.array([journal.newest_row]))[0])
-        num_late = 0
-        num_released = journal.num_released
-        for key in sorted(map(int, journal.held)):
-            # Windows go in the order of time; of the newest one more rows may come.
-            if journal.held[str(key)].newest + self._reach(cut) >= labels_until or (key >= at_work and not is_over):
-                break
-            num_late += self._release_window(key, late_labels=self._late_labels, cut=cut)
-        if journal.num_released > num_released:
-            self._forget_labels(min(labels_until, journal.newest_row), late_labels=self._late_labels, cut=cut)
-        return num_late
-
-    def _release_window(self, key: int, *, late_labels: LateLabels, cut: Cut) -> int:
-        """Deal the rows that wait in a window, with their labels; return how many are late."""
-        journal = self.journal
-        number = journal.num_released
-        held = journal.held[str(key)]
-        folder = self.folder / f"labelled-{number:05}"
-        shutil.rmtree(folder, ignore_errors=True)
-        counts = _Counts()
-        dealt: list[tuple[int, Piece]] = []
-        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
-            for file, pieces in itertools.groupby(held.pieces, key=lambda piece: piece.file):
-                with RowSpool(self._rows, number=file, stem=f"{file:05}-labelled-{number:05}") as spool:
-                    for _, chunk in self._chunks(pieces):
-                        labelled = self._labelled(chunk, late_labels=late_labels, cut=cut)
-                        self._deal(labelled, spool, bad_rows=bad_rows, dealt=None, counts=counts)
-                dealt += spool.pieces
-            num_bad = bad_rows.num_rows
-        gone = Counter(piece.part for piece in held.pieces)
-        self._place(None, dealt, counts, released=key)
-        if num_bad:
-            self._apply(Change(label_counts={EARLY: num_bad}))
-        self._save()
-        self._remove(gone)
-        return counts.late
-
-    def _labelled(self, chunk: RawChunk, *, late_labels: LateLabels, cut: Cut) -> RawChunk:
-        """Return rows with the columns that records of labels bring."""
-        delay = self._config.delay
-        label = delayed_label(self._schema, delay.label)
-        clock = cut.clock
-        times = readable_times(chunk.frame[clock.column], order=clock.date_order, is_date=clock.is_date)
-        keys, _ = keys_of(chunk, delay.key)
-        known, is_positive = late_labels.of_rows(keys, times, reach=self._reach(cut))
-        known_at = pl.Series(delay.column, known, nan_to_null=True)
-        if clock.is_date:
-            known_at = known_at.cast(pl.Int64).cast(pl.Datetime("us"))
-        frame = chunk.frame.with_columns(label_cells(label, is_positive), known_at)
-        return replace(chunk, frame=frame.select(self.columns))
-
-    def _forget_labels(self, until: float, *, late_labels: LateLabels, cut: Cut) -> None:
-        """Forget keys and records that no row which may still come in time, and no row that waits, has use for.
-
-        Args:
-            until: the time up to which both logs have come.
-            late_labels: what is known of labels.
-            cut: of the stream.
-        """
-        journal = self.journal
-        reach = self._reach(cut)
-        oldest = min((held.oldest for held in journal.held.values()), default=np.inf)
-        records_before = _later(journal.records_before, min(until - reach, oldest))
-        rows_before = _later(journal.rows_before, min(until - 2.0 * reach, oldest))
-        assert records_before is not None, "a moment is given"
-        assert rows_before is not None, "a moment is given"
-        num_of_no_row = late_labels.cut(rows_before=rows_before, records_before=records_before)
-        parts = Counter(log.part for log in journal.logs)
-        change = Change(
-            rows_before=rows_before,
-            records_before=records_before,
-            label_counts={NO_ROW: num_of_no_row} if num_of_no_row else {},
-        )
-        self._apply(change)
-        self._save()
-        self._remove(parts - Counter(log.part for log in journal.logs))
 
     # ---------------------------------------------------------------------------------------------------- windows
 
@@ -1091,8 +820,8 @@ class Arrivals:
             is_over: no more files come, so that the newest window is done, too.
         """
         journal = self.journal
-        if is_over:
-            self._release(is_over=True)
+        if is_over and self._awaiting is not None:
+            self._awaiting.close(cut=self._cut, is_over=True)
         oldest = self._next_done(is_over=is_over)
         if oldest is None:
             return False
@@ -1105,8 +834,10 @@ class Arrivals:
         if newest is not None and np.isfinite(newest):
             done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
         last = None if journal.open else Window(key=oldest.key, name=oldest.name)
-        self._apply(Change(is_done=True, last=last, num_dealt=num_dealt, done_until=done_until))
-        self._save()
+        self._kept.apply(Change(is_done=True, last=last, num_dealt=num_dealt, done_until=done_until))
+        self._kept.save()
+        if self._awaiting is not None:
+            self._awaiting.settle(cut=self._cut)
         return True
 
     def upcoming(self, number: int, *, is_over: bool) -> Window | None:
@@ -1144,7 +875,7 @@ class Arrivals:
         if is_full:
             return window.rows >= self._config.rows
         if self.journal.released is not None and window.key <= self.journal.released:
-            return True  # its rows were released together, and those of no other window are before
+            return True  # it was closed, and rows of no other window are before
         return len(self.journal.open) > 1
 
     def chunks(self, window: Window) -> Iterator[RawChunk]:
@@ -1156,8 +887,8 @@ class Arrivals:
         Raises:
             CheckpointError: what was kept of them is damaged or gone.
         """
-        for _, chunk in self._chunks(window.pieces):
-            yield chunk
+        for _, chunk in self._kept.chunks(window.pieces):
+            yield chunk if self._awaiting is None else self._awaiting.unlabelled(chunk)
 
     def lessons(self, window: Window) -> Iterator[tuple[LabelState, RawChunk]]:
         """The rows that a window which is done is trained on, with what is known of their labels; in bounded chunks.
@@ -1168,64 +899,47 @@ class Arrivals:
         Raises:
             CheckpointError: what was kept of them is damaged or gone.
         """
-        for state, chunk in self._chunks(window.lessons):
+        for state, chunk in self._kept.chunks(window.lessons):
             assert state is not None, "a lesson has a state"
             yield state, chunk
 
-    def _chunks(self, pieces: Iterable[Piece]) -> Iterator[tuple[LabelState | None, RawChunk]]:
-        waiting: list[tuple[Piece, pl.DataFrame]] = []
-        for piece in pieces:
-            frame = self._read(piece)
-            # Numbers of rows and types hold within one file, so pieces of two files are never joined.
-            is_other = waiting and (waiting[0][0].file != piece.file or waiting[0][1].schema != frame.schema)
-            is_other = is_other or (waiting and waiting[0][0].state is not piece.state)
-            if is_other or sum(each.rows for each, _ in waiting) + piece.rows > DEFAULT_CHUNK_ROWS:
-                yield from self._chunk(waiting)
-                waiting = []
-            waiting.append((piece, frame))
-        yield from self._chunk(waiting)
+    def labels_until(self, number: int) -> str:
+        """Return the moment until which labels of a window may come, for people; "" where none comes any more.
 
-    def _chunk(self, pieces: Sequence[tuple[Piece, pl.DataFrame]]) -> Iterator[tuple[LabelState | None, RawChunk]]:
-        if not pieces:
-            return
-        with self._lock:
-            file = self.journal.file(pieces[0][0].file)
-        frame = pl.concat([each for _, each in pieces])
-        rows = frame[FILE_ROW].to_numpy()
-        text = self._data.text
-        chunk = RawChunk(
-            frame=frame.drop(FILE_ROW),
-            path=StoreFile(file.path) if is_url(file.path) else Path(file.path),
-            # Behind a filter rows of the file have gaps, so `rows` below says each number again.
-            first_row=int(rows[0]),
-            # Positions over all files of the stream, by which a row is known for good.
-            start=file.first_row + int(rows[0]),
-            rows=rows,
-            numbers=text.numbers,
-            list_separator=text.list_separator,
-        )
-        yield pieces[0][0].state, chunk
+        Args:
+            number: of a window that is done.
+        """
+        window = self.journal.done[number - 1]
+        if self._awaiting is None or self._cut is None or not window.awaits or window.truth:
+            return ""
+        return self._cut.clock.shown(self._awaiting.labels_until(window))
 
-    def _read(self, piece: Piece) -> pl.DataFrame:
-        frame = pl.from_arrow(self._read_group(self._rows / piece.part, piece.group))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+    def truth(self, number: int) -> Truth | None:
+        """Return the labels of the rows of a window that came in records of their own; None where more may come.
 
-    def _read_group(self, path: Path, group: int) -> pa.Table:
-        try:
-            return self._open.read_row_group(path, group)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise CheckpointError(
-                expected="the rows of a window as they arrived",
-                found=str(error).partition("\n")[0],
-                where=f"{path}, row group {group}",
-                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
-            ) from error
+        Args:
+            number: of a window that is done.
+
+        Raises:
+            CheckpointError: they are damaged or gone.
+        """
+        assert self._awaiting is not None, "labels have records of their own"
+        return self._awaiting.truth(number)
+
+    def keep_answers(self, number: int, digest: str) -> None:
+        """Write down what the scores of a window are known by, before a row of it is trained.
+
+        Args:
+            number: of a window whose labels come later.
+            digest: of its scores; "" once they wait no more.
+        """
+        self._kept.apply(Change(answered_window=number, answers=digest))
+        self._kept.save()
 
     def keep_joined(self, number: int, parts: Sequence[JoinedPart]) -> None:
         """Write down what the rows of a window were joined with, before one of them is trained."""
-        self._apply(Change(joined_window=number, joined=list(parts)))
-        self._save()
+        self._kept.apply(Change(joined_window=number, joined=list(parts)))
+        self._kept.save()
 
     def keep_counted(self, number: int, digest: str) -> None:
         """Write down what the counts of a window are known by, once they are kept.
@@ -1236,9 +950,9 @@ class Arrivals:
         """
         if self.journal.done[number - 1].counted == digest:
             return
-        self._apply(Change(counted_window=number, counted=digest))
+        self._kept.apply(Change(counted_window=number, counted=digest))
         # With a power cut may go what nobody has compared with yet.
-        self._save(durable=False)
+        self._kept.save(durable=False)
 
     def counted(self, number: int) -> str:
         """Return what the counts of a window are known by; "" of one that was not counted."""
@@ -1254,26 +968,11 @@ class Arrivals:
             for window in journal.done[journal.forgotten : number]
             for piece in (*window.pieces, *window.lessons)
         )
-        self._apply(Change(forgotten=number))
+        gone.update(window.truth for window in journal.done[journal.forgotten : number] if window.truth)
+        self._kept.apply(Change(forgotten=number))
         # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
-        self._save()
-        self._remove(gone)
-
-    def _remove(self, gone: Counter[str]) -> None:
-        """Remove files below `arrived/` that nothing needs any more.
-
-        Args:
-            gone: how many pieces of each file are in the journal no longer.
-        """
-        self._needed.subtract(gone)
-        for part in gone:
-            if not self._needed[part]:
-                del self._needed[part]
-        candidates = list(gone) if self._is_tidy else [path.name for path in self._rows.glob("*.parquet")]
-        self._is_tidy = True
-        for part in candidates:
-            if part not in self._needed:
-                (self._rows / part).unlink(missing_ok=True)
+        self._kept.save()
+        self._kept.remove(gone)
 
     # ---------------------------------------------------------------------------------------------------- details
 
@@ -1351,16 +1050,6 @@ class Arrivals:
         self._num_dealt = self.journal.num_dealt + len(order)
         return _Dealt(windows=found)
 
-    def _apply(self, change: Change) -> None:
-        with self._lock:
-            self.journal.apply(change)
-        self._pending.append(change)
-
-    def _save(self, *, durable: bool = True) -> None:
-        """Write all changes since the last call, together."""
-        self._file.write(self.journal, self._pending, durable=durable)
-        self._pending = []
-
 
 _LATE = HISTORY - 1
 
@@ -1412,17 +1101,7 @@ class _Counts:
     left_out: int = 0
     newest: dict[int, float] = field(default_factory=dict)
     unlearned: int = 0
-    # Of rows that wait for records of their labels.
-    newest_row: float = -np.inf
-    held: dict[int, tuple[float, float]] = field(default_factory=dict)
-    keyed: list[Keyed] = field(default_factory=list)
-    keys: KeyedRuns = field(default_factory=KeyedRuns)
-
-
-def _later(first: float | None, second: float) -> float | None:
-    """Return the later of two moments, of which the first may not be known; None where neither is."""
-    latest = second if first is None else max(first, second)
-    return latest if np.isfinite(latest) else None
+    arriving: Arriving = field(default_factory=Arriving)  # of rows that wait for records of their labels
 
 
 def _columns(schema: Schema, config: StreamConfig) -> tuple[str, ...]:

@@ -87,6 +87,9 @@ class Window:
         lessons: where the rows lie that are trained with it, where these are others than its own.
         joined: parts of a side table that gave its rows the scores of a teacher; None before it was first joined.
         counted: digest of the counts of its values that later windows are compared with; "" before it was counted.
+        awaits: whether its labels come in records of their own, behind its end; its pieces have none.
+        answers: digest of the scores that it was given at its end, which wait for these labels; "" before that.
+        truth: file below `arrived/` with its labels, once they are complete; "" before that.
     """
 
     key: int
@@ -99,6 +102,9 @@ class Window:
     lessons: list[Piece] = field(default_factory=list)
     joined: list[JoinedPart] | None = None
     counted: str = ""
+    awaits: bool = False
+    answers: str = ""
+    truth: str = ""
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add rows."""
@@ -109,17 +115,21 @@ class Window:
 
 @dataclass(kw_only=True)
 class HeldRows:
-    """Rows of a window that wait for records of their labels; see `late_labels.py`.
+    """Rows of a window that wait for records of their labels; see `awaiting_labels.py`.
 
     Args:
         pieces: where they lie, in the order of their arrival.
         oldest: the first of their times, in the units of the time column.
         newest: the last of them.
+        num_closed: pieces, from the first on, that belong to windows which are closed.
+        last: key of the window in which the last of these are scored; None before one is.
     """
 
     pieces: list[Piece]
     oldest: float
     newest: float
+    num_closed: int = 0
+    last: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +204,14 @@ class Change:
         counted_window: number of a window whose values were counted.
         counted: digest of the counts.
         held: rows that wait for records of their labels, by the key of their window.
-        released: key of the window whose rows wait no longer.
+        released: key of the window whose rows wait no longer; of journals from before windows were closed at their end.
+        closed: key of the window that is closed: rows that wait in it, or in one before it, belong to windows now.
+        reheld: pieces of rows that wait, by the key of their window, in the place of those of before.
+        let_go: keys of windows whose rows wait for nothing any more.
+        answered_window: number of a window that was scored, and whose labels come later.
+        answers: digest of its scores.
+        truth_window: number of a window whose labels are complete.
+        truth: file with its labels.
         label_file: a file of labels that was taken.
         log: of keys of rows, or of records of labels.
         newest_row: time of the newest row that has come, by now.
@@ -224,6 +241,13 @@ class Change:
     counted: str = ""
     held: dict[str, HeldRows] = field(default_factory=dict)
     released: int | None = None
+    closed: int | None = None
+    reheld: dict[str, list[Piece]] = field(default_factory=dict)
+    let_go: list[int] = field(default_factory=list)
+    answered_window: int | None = None
+    answers: str = ""
+    truth_window: int | None = None
+    truth: str = ""
     label_file: ArrivedFile | None = None
     log: LabelLog | None = None
     newest_row: float | None = None
@@ -257,8 +281,8 @@ class Journal:
         unlearned: rows whose moment to be trained is behind --until.
         also: columns that are kept beside those of the schema.
         held: rows that wait for records of their labels, by the key of their window.
-        released: key of the last window whose rows wait no longer; None before the first.
-        num_released: times that rows of a window were released.
+        released: key of the last window that is closed; None before the first.
+        num_released: times that a window was closed.
         label_files: files of labels, in order of their arrival.
         logs: of keys of rows and records of labels that are needed, in order of their arrival.
         newest_row: time of the newest row, where labels have records of their own.
@@ -316,7 +340,7 @@ class Journal:
             # Windows are finished from the front, and rows of an older one may arrive after those of a newer.
             place = bisect.bisect_left(self.open, window.key, key=lambda each: each.key)
             if place == len(self.open) or self.open[place].key != window.key:
-                self.open.insert(place, Window(key=window.key, name=window.name))
+                self.open.insert(place, Window(key=window.key, name=window.name, awaits=window.awaits))
             self.open[place].add(window.pieces)
         for key, pieces in change.lessons.items():
             self.lessons.setdefault(key, []).extend(pieces)
@@ -344,6 +368,8 @@ class Journal:
                 window.pieces = []
                 window.lessons = []
                 window.joined = None
+                window.awaits = False
+                window.truth = ""
             self.forgotten = change.forgotten
             if self.files and self.files[0].position:
                 self._fold()
@@ -367,6 +393,21 @@ class Journal:
             del self.held[str(change.released)]
             self.released = change.released if self.released is None else max(self.released, change.released)
             self.num_released += 1
+        for key, pieces in change.reheld.items():
+            self.held[key].pieces = [*pieces]
+        if change.closed is not None:
+            for key, held in self.held.items():
+                if int(key) <= change.closed and held.num_closed < len(held.pieces):
+                    held.num_closed = len(held.pieces)
+                    held.last = change.closed
+            self.released = change.closed
+            self.num_released += 1
+        for key in change.let_go:
+            del self.held[str(key)]
+        if change.answered_window is not None:
+            self.done[change.answered_window - 1].answers = change.answers
+        if change.truth_window is not None:
+            self.done[change.truth_window - 1].truth = change.truth
         if change.label_file is not None:
             self.label_files.append(change.label_file)
         if change.log is not None:
@@ -383,6 +424,13 @@ class Journal:
             self.logs = [log for log in self.logs if log.is_of_rows or log.newest >= change.records_before]
         for name, count in change.label_counts.items():
             self.label_counts[name] = self.label_counts.get(name, 0) + count
+
+    def first_awaiting(self) -> int | None:
+        """Return the number of the first window that is done and whose labels are not complete; None where none is."""
+        for number, window in enumerate(self.done[self.forgotten :], start=self.forgotten + 1):
+            if window.awaits and not window.truth:
+                return number
+        return None
 
     def first_needed(self, number: int) -> int:
         """Return the number of the first record of which a row is needed behind a window: late and waiting ones, too.
@@ -421,6 +469,7 @@ class Journal:
         lessons = [piece for key in self._keys_of_lessons(window) for piece in self.lessons[key]]
         dropped = self.dropped - self.num_counted
         found = dataclasses.replace(window, pieces=[*window.pieces], late=late, dropped=dropped, lessons=lessons)
+        found.awaits = found.awaits or (bool(late) and self.config.delay.has_records)
         found.add(self.late)
         return found
 

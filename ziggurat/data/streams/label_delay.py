@@ -337,9 +337,30 @@ def label_times(
             )
         )
     known[is_early] = np.nan
-    if config.policy is LabelDelay.WAIT and reach > 0.0:
+    return _after_reach(known, times, reach=reach, policy=config.policy)
+
+
+def known_from(
+    found: Float64[np.ndarray, " N"], times: Float64[np.ndarray, " N"], *, reach: float, policy: LabelDelay
+) -> Float64[np.ndarray, " N"]:
+    """Return when labels are known of rows that are negatives until a record says otherwise.
+
+    Args:
+        found: by records, in the units of the time column; NaN of rows without one.
+        times: of the rows.
+        reach: the attribution window, in these units.
+        policy: what becomes of rows until their labels are known.
+    """
+    known = np.where(np.isnan(found), times + reach, found)
+    return _after_reach(known, times, reach=reach, policy=policy)
+
+
+def _after_reach(
+    known: Float64[np.ndarray, " N"], times: Float64[np.ndarray, " N"], *, reach: float, policy: LabelDelay
+) -> Float64[np.ndarray, " N"]:
+    if policy is LabelDelay.WAIT and reach > 0.0:
         # Positives wait as long as negatives do, or they would be ahead of them.
-        known = np.where(np.isnan(known), np.nan, np.maximum(known, times + reach))
+        return np.where(np.isnan(known), np.nan, np.maximum(known, times + reach))
     return known
 
 
@@ -364,6 +385,18 @@ def labels_ahead(chunk: RawChunk, *, clock: Clock, config: DelayConfig, latest_s
     latest = latest_s * clock.per_second
     reach = times + config.attribution_s * clock.per_second
     return int(((times <= latest) & (known > np.maximum(latest, reach))).sum())
+
+
+def without_label(table: pa.Table, label: str) -> pa.Table:
+    """Return encoded rows whose label nobody knows: it is missing.
+
+    Args:
+        table: encoded with cells that say nothing.
+        label: its name.
+    """
+    at = table.schema.get_field_index(label_column(label))
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.array(np.full(table.num_rows, np.nan), type=field.type))
 
 
 def inputs_with_state(inputs: InputSpec) -> InputSpec:

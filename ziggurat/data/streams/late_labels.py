@@ -50,6 +50,7 @@ AFTER = "after the attribution window"
 TWICE = "twice"
 NO_ROW = "of no row"
 EARLY = "put aside, with a time before that of their row"
+LATE = "behind the end of their window"
 _KEY = "S16"  # a digest; numpy compares texts of one length as bytes
 
 
@@ -146,6 +147,10 @@ class KeyedRuns:
             is_positive[is_there] = run.is_positive[at[is_there]]
         return Keyed(keys=keys, times=times, is_positive=is_positive)
 
+    def between(self, first: float, end: float) -> Keyed:
+        """Return those of a moment or later, and before another one."""
+        return Keyed.joined([run.where((run.times >= first) & (run.times < end)) for run in self._runs])
+
     def before(self, time: float) -> Keyed:
         """Return those whose time is before a moment."""
         return Keyed.joined([run.where(run.times < time) for run in self._runs])
@@ -198,16 +203,16 @@ class LateLabels:
             self._records.remove(rows.keys[is_after])
         return Counter({BEFORE: int((has_record & ~is_after).sum()), AFTER: int(is_after.sum())})
 
-    def judged(self, records: Keyed, *, reach: float, released: Bool[np.ndarray, " N"]) -> tuple[Keyed, Counter[str]]:
+    def judged(self, records: Keyed, *, reach: float, over: Bool[np.ndarray, " N"]) -> tuple[Keyed, Counter[str]]:
         """Return those records of a file that may be used, and counts of those that may not. Nothing is added.
 
         Args:
             records: in their order.
             reach: the attribution window, in the units of times.
-            released: from `row_times`: whether the row of each was released.
+            over: whether the attribution window of the row of each was closed before.
         """
         times = self.row_times(records.keys)
-        is_after = (records.times > times + reach) | released  # False where no row is there: its time is NaN
+        is_after = (records.times > times + reach) | over  # False where no row is there: its time is NaN
         _, firsts = np.unique(records.keys, return_index=True)
         is_first = np.zeros(len(records), dtype=np.bool_)
         is_first[firsts] = True
@@ -221,6 +226,10 @@ class LateLabels:
     def row_times(self, keys: np.ndarray) -> Float64[np.ndarray, " N"]:
         """Return the times of the rows of keys; NaN where no row is there."""
         return self._rows.find(keys).times
+
+    def records_between(self, first: float, end: float) -> Keyed:
+        """Return the records whose label is known at a moment or later, and before another one."""
+        return self._records.between(first, end)
 
     def add_records(self, records: Keyed) -> None:
         """Add records that `judged` returned."""

@@ -53,6 +53,10 @@ class RowSpool:
     def __enter__(self) -> RowSpool:
         return self
 
+    def turn_to(self, number: int) -> None:
+        """Take rows of another raw file from now on: they lie in the same file as those before."""
+        self._number = number
+
     def __exit__(self, *_: object) -> None:
         self._close()
 

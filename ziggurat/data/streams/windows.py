@@ -364,6 +364,21 @@ class Cut:
             return (seconds // 86_400 + 3) // 7  # day 0 was a Thursday
         return seconds.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64)
 
+    def end(self, window: int) -> float:
+        """Return the first moment behind a window of the calendar, or behind the history, as a time of the column."""
+        if window == HISTORY:
+            return self.begin
+        by = Calendar(self.config.by)
+        if by is Calendar.HOUR:
+            seconds = (window + 1) * 3600
+        elif by is Calendar.DAY:
+            seconds = (window + 1) * 86_400
+        elif by is Calendar.WEEK:
+            seconds = (window + 1) * 7 * 86_400 - 3 * 86_400
+        else:
+            seconds = int(np.datetime64(window + 1, "M").astype("datetime64[s]").astype(np.int64))
+        return float(seconds * self.clock.per_second)
+
     def name(self, window: int) -> str:
         """Return the name of a window."""
         if window == HISTORY:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.commands import pasted
-from ziggurat.config import to_json
+from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema
 from ziggurat.data.preprocess.prepared import PreparedData, PreparedSummary, SplitSummary
@@ -61,16 +60,18 @@ from ziggurat.runs.stream.settings import (
 )
 from ziggurat.runs.stream.source import FollowConfig, StreamWindow, StreamWindows
 from ziggurat.runs.stream.stop_on_signal import StopOnSignal
+from ziggurat.runs.stream.waiting_windows import WaitingWindows, without_nan
 from ziggurat.runs.stream.window_encoder import NO_ROWS
-from ziggurat.runs.stream.window_line import window_line
+from ziggurat.runs.stream.window_line import labels_line, window_line
 from ziggurat.training.checkpoint.retention import complete_steps
-from ziggurat.training.evaluation.evaluate import unknown_text
+from ziggurat.training.evaluation.evaluate import Answers, unknown_text
 from ziggurat.training.hooks.fitting import SaveWhenDue
 from ziggurat.training.hooks.hook import Hook, check_hooks
+from ziggurat.training.records.answers import ScoredWindow
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.records.said import KeptProgress
-from ziggurat.training.records.windows import WindowRecord, WindowsFile
+from ziggurat.training.records.windows import WindowRecord, WindowsFile, read_windows
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.trainer import Trainer
@@ -208,7 +209,7 @@ def stream_run(
             path = Path(ranks.on_first(lambda: str(write_report(run.path))))
         result = StreamResult(
             folder=run.path,
-            windows=tuple(made.records.windows) if made.records is not None else (),
+            windows=tuple(made.scored),
             steps=made.trainer.position.step,
             report=path,
             is_first=ranks.is_first,
@@ -359,6 +360,7 @@ class _Stream:
         )
         self._ends: list[tuple[int, int]] = []  # windows that no checkpoint contains yet, and the step at their end
         self.records: WindowsFile | None = None  # of the first rank
+        self.waiting: WaitingWindows | None = None  # of the first rank, too
 
     # ------------------------------------------------------------------------------------------------------- begin
 
@@ -412,10 +414,23 @@ class _Stream:
         step = trainer.position.step
 
         def open_records() -> None:
+            last_step = step if goes_on else -1
+            waiting = WaitingWindows(
+                self._run,
+                windows=self._windows,
+                inputs=trainer.model.inputs,
+                label=self._stream.delay.label,
+                own=trainer.metrics,
+            )
+            if self._stream.delay.has_records:
+                settled = {record.window for record in read_windows(self._run.windows) if record.step <= last_step}
+                waiting.restore(settled=settled, last_step=last_step)
+            self.waiting = waiting
             self.records = WindowsFile(
                 self._run.windows,
-                last_step=step if goes_on else -1,
+                last_step=last_step,
                 last_window=trainer.position.window if goes_on else 0,
+                waiting=waiting.records,
             )
 
         self._ranks.on_first(open_records)
@@ -491,12 +506,17 @@ class _Stream:
             number = self._next()
             self._ends.append((number - 1, self.trainer.position.step))
             self._acknowledge()
+            self._settle()
             while not self._is_ending():
                 if self._windows.is_done(number, is_over=self._follow is None):
                     self._take(number)
                     number += not self.is_asked
+                    self._settle()
                 elif self._follow is None or not self._waited():
                     break
+                else:
+                    self._settle()
+            self._settle()
         self.trainer.store.wait()
         self._acknowledge()
         if self._stream.delay.is_on and (waiting := self._windows.waiting()):
@@ -518,7 +538,7 @@ class _Stream:
             settings=resolved(self._config, trainer=self.trainer),
             data=self._windows.reading,
             preprocessing=self._windows.preprocessing,
-            record=lambda number: next((each for each in self._kept if each.window == number), None),
+            record=lambda number: next((each for each in self.scored if each.window == number), None),
             sample=self._windows.sample,
             histories=self._windows.histories_now,
             progress=self._progress,
@@ -541,7 +561,7 @@ class _Stream:
             self._is_waiting = True
             self._progress.end()
             self._progress.say(f"waiting for {self._windows.waits_for}")
-            if self._ranks.is_first and self.records is not None and self.records.windows:
+            if self._ranks.is_first and self.scored:
                 write_report(self._run.path)
         self._acknowledge()
         if not self._windows.wait(is_asked=lambda: self._asked.is_asked):
@@ -561,7 +581,7 @@ class _Stream:
         is_done = position.epoch > position.window_epoch or not position.window
         number = position.window + is_done
         if self._stream.frozen and number > 1:
-            return self._ranks.on_first(lambda: max(2, self._kept[-1].window + 1 if self._kept else 2))
+            return self._ranks.on_first(lambda: max(2, self.scored[-1].window + 1 if self.scored else 2))
         return number
 
     def _take(self, number: int) -> None:
@@ -570,7 +590,7 @@ class _Stream:
         # Before this one is scored, so that the next is there when it was trained.
         self._windows.open_ahead(number + 1, is_over=self._follow is None)
         position = self.trainer.position
-        is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self._kept))
+        is_scored = self._ranks.on_first(lambda: any(record.window == number for record in self.scored))
         if not is_scored:
             self._score(window)
             if self.trainer.stop_reason:  # by a hook that saw the score: the next start trains the window
@@ -618,12 +638,22 @@ class _Stream:
         metrics: dict[str, float] = {}
         averaged: dict[str, float] = {}
         unknown: Mapping[str, float] = {}
-        if window.number > 1 and window.data.num_rows:
+        answers: Answers | None = None
+        answers_of_average: Answers | None = None
+        is_scored = window.number > 1 and bool(window.data.num_rows)
+        average = self.trainer.step.average
+        if is_scored and window.awaits:
+            answers = self.trainer.answer(window.data)
+            unknown = answers.unknown
+            if average is not None:
+                with average.in_place():
+                    answers_of_average = self.trainer.answer(window.data)
+        elif is_scored:
             evaluation = self.trainer.evaluate(window.data)
             metrics = evaluation.metrics
             unknown = evaluation.unknown
-            if self.trainer.step.average is not None:
-                with self.trainer.step.average.in_place():
+            if average is not None:
+                with average.in_place():
                     averaged = self.trainer.evaluate(window.data).metrics
         record = WindowRecord(
             window=window.number,
@@ -637,14 +667,15 @@ class _Stream:
             is_trained=window.number == 1 or not self._stream.frozen,
             watermark=window.watermark,
             has_fractions=True,
-            metrics=_without_nan(metrics),
-            averaged=_without_nan(averaged),
+            metrics=without_nan(metrics),
+            averaged=without_nan(averaged),
             unknown=dict(unknown),
             shift=_rounded(window.stability.history),
             shift_before=_rounded(window.stability.before),
             trained=dict(window.trained),
             labelled=None if window.labelled is None else round(window.labelled / max(window.data.num_rows, 1), 6),
             labels_ahead=window.labels_ahead,
+            labels_until=window.labels_until,
             teachers=window.teachers,
             histories=window.histories,
             timing={
@@ -654,14 +685,41 @@ class _Stream:
             },
         )
 
-        self._ranks.on_first(lambda: self._file.append(record))
+        if window.awaits:
+            scored = ScoredWindow(record=record, answers=answers, averaged=answers_of_average)
+            self._ranks.on_first(lambda: self._waiting.add(scored))
+            record = self._settle(scored=record) or record
+        else:
+            self._ranks.on_first(lambda: self._file.append(record))
         self.trainer.hooks.on_scored(record)
+
+    def _settle(self, *, scored: WindowRecord | None = None) -> WindowRecord | None:
+        """Write the metrics of windows whose labels have become complete, and say them.
+
+        Args:
+            scored: a window that was scored just now, whose line is said when it was trained.
+
+        Returns:
+            Its record, with metrics where its labels are complete; None without it.
+        """
+        if self._stream.delay.has_records:
+            told = self._ranks.on_first(lambda: [to_json(record) for record in self._waiting.settle(self._file)])
+            for each in told:
+                record = from_json(WindowRecord, each, where="windows of the first rank")
+                if scored is not None and record.window == scored.window:
+                    scored = record
+                    continue
+                self._progress.end()
+                self._progress.say(labels_line(record))
+                self.trainer.hooks.on_labelled(record)
+                self.is_asked = self.is_asked or bool(self.trainer.stop_reason)
+        return scored
 
     def _say(self, number: int, *, train_s: float, steps: int) -> None:
         """Say in a line what became of a window."""
         if self.records is None:
             return
-        record = next(each for each in self.records.windows if each.window == number)
+        record = next(each for each in self.scored if each.window == number)
         self._progress.end()
         self._progress.say(window_line(record, train_s=train_s, steps=steps))
         self._warn_of_unknown(record)
@@ -697,10 +755,13 @@ class _Stream:
         """Remove raw rows that no checkpoint needs again."""
 
         def forget() -> int:
+            # Labels of a window are joined with its rows, so these stay until its metrics are known.
+            waiting = min(self._waiting.records, default=self.scored[-1].window + 1) - 1
             if self._stream.frozen:
-                return self._kept[-1].window
+                return min(self.scored[-1].window, waiting)
             oldest = min(complete_steps(self._run.checkpoints), default=-1)
-            return max((record.window for record in self._kept if record.step <= oldest), default=1) - 1
+            trained = max((record.window for record in self.scored if record.step <= oldest), default=1) - 1
+            return min(trained, waiting)
 
         self._windows.forget(self._ranks.on_first(forget))
 
@@ -710,13 +771,17 @@ class _Stream:
         return self.records
 
     @property
-    def _kept(self) -> list[WindowRecord]:
-        return self._file.windows
+    def _waiting(self) -> WaitingWindows:
+        assert self.waiting is not None, "the first rank alone has them"
+        return self.waiting
 
-
-def _without_nan(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics as JSON has them: null where one is undefined."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    @property
+    def scored(self) -> list[WindowRecord]:
+        """All windows that were scored, in order; those whose labels are not complete have no metrics."""
+        if self.records is None or self.waiting is None:
+            return []
+        found = [*self.records.windows, *self.waiting.records.values()]
+        return sorted(found, key=lambda record: record.window)
 
 
 def _rounded(shifts: Mapping[str, float]) -> dict[str, float]:

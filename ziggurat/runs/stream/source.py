@@ -27,6 +27,7 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_p
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.awaiting_labels import Truth
 from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
 from ziggurat.data.streams.finished_files import FinishedFiles
 from ziggurat.data.streams.journal import Window
@@ -109,6 +110,8 @@ class StreamWindow:
         teachers: by name, what they said of its rows.
         histories: by teacher, what its rows read of the vectors.
         labels_ahead: rows of `data` whose label has a time of more than a day from now: they wait until then.
+        awaits: whether labels of `data` come in records of their own; these are missing there.
+        labels_until: the moment until which such labels may come; "" where none comes any more.
     """
 
     number: int
@@ -128,6 +131,8 @@ class StreamWindow:
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
     histories: dict[str, HistoryRows] = field(default_factory=dict)
     labels_ahead: int = 0
+    awaits: bool = False
+    labels_until: str = ""
 
     @property
     def training(self) -> EncodedDataset:
@@ -162,6 +167,8 @@ class _Ready:
     labelled: int
     trained: dict[str, int]
     labels_ahead: int
+    awaits: bool
+    labels_until: str
 
 
 class StreamWindows:
@@ -390,12 +397,11 @@ class StreamWindows:
             bad = sum(file.bad for file in arrivals.journal.files)
             parts = [f"{left_out:,} rows left out, from --until {until} on"] if left_out else []
             parts += [f"{bad:,} put aside below {self._run.stream}"] if bad else []
-            parts += [f"{arrivals.num_held:,} rows wait for their labels"] if arrivals.num_held else []
+            parts += [f"{arrivals.num_held:,} rows wait for the end of their window"] if arrivals.num_held else []
             parts += [f"the first window with rows is {first}"]
             ways = ["a later moment: --until, or leave it out"] if left_out else []
             if arrivals.num_held:
-                ways.append("give the same command again when rows have come that are newer by --attribution-s")
-                ways.append("begin with a shorter --attribution-s, in another folder: --out ANOTHER_FOLDER")
+                ways.append("give the same command again when rows and labels of a later window have come")
             ways += (
                 ["a later moment: --from", "leave --from out: the first window is then the history"] if begin else []
             )
@@ -467,11 +473,13 @@ class StreamWindows:
             watermark=facts.watermark,
             lessons=EncodedDataset(lessons_folder(self._run, number)) if self._delay.is_on else None,
             trained=facts.trained,
-            labelled=facts.labelled if self._delay.is_on else None,
+            labelled=facts.labelled if self._delay.is_on and not facts.awaits else None,
             is_settled=self._delay.attribution_s > 0.0,
             teachers=facts.teachers,
             histories=facts.histories,
             labels_ahead=facts.labels_ahead,
+            awaits=facts.awaits,
+            labels_until=facts.labels_until,
         )
 
     def open_ahead(self, number: int, *, is_over: bool) -> None:
@@ -522,6 +530,8 @@ class StreamWindows:
             labelled=found.labelled,
             trained=dict(found.trained),
             labels_ahead=found.labels_ahead,
+            awaits=window.awaits,
+            labels_until="" if number == NO_ROWS else self._held.labels_until(number),
         )
 
     def _compared(self, number: int, counts: dict[str, list[int]]) -> Stability:
@@ -549,7 +559,7 @@ class StreamWindows:
         held = self._held
         parts: list[str] = []
         if held.num_held:
-            parts.append(f"{held.num_held:,} rows wait for their labels: their attribution window has not passed")
+            parts.append(f"labels of {held.num_held:,} rows may still come: their attribution window has not passed")
         if held.journal.label_counts:
             parts.append(f"labels {counts_in_words(held.journal.label_counts)} in all")
         if held.num_waiting:
@@ -563,6 +573,21 @@ class StreamWindows:
                 f"--until {held.journal.config.until} on"
             )
         return "; ".join(parts)
+
+    # Of windows whose labels come in records of their own; the first rank has them, and none of these is collective.
+
+    def truth(self, number: int) -> Truth | None:
+        """Return the labels of a window; None where more of them may come."""
+        return self._held.truth(number)
+
+    def answered(self) -> dict[int, str]:
+        """Return the digests of the scores of windows that wait for their labels, by number."""
+        done = self._held.journal.done
+        return {number: window.answers for number, window in enumerate(done, start=1) if window.answers}
+
+    def keep_answers(self, number: int, digest: str) -> None:
+        """Write down what the scores of a window are known by; "" once they wait no more."""
+        self._held.keep_answers(number, digest)
 
     def sample(self, number: int) -> RawChunk | None:
         """Return the first raw rows of a window, on the first rank; None where they are gone."""

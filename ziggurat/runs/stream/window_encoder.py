@@ -28,7 +28,14 @@ from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.journal import Window
-from ziggurat.data.streams.label_delay import DelayConfig, delayed_label, inputs_with_state, labels_ahead, with_state
+from ziggurat.data.streams.label_delay import (
+    DelayConfig,
+    delayed_label,
+    inputs_with_state,
+    labels_ahead,
+    with_state,
+    without_label,
+)
 from ziggurat.data.streams.stability import BucketCounts
 from ziggurat.errors import ZigguratError
 from ziggurat.features.label_state import LabelState
@@ -139,17 +146,21 @@ class WindowEncoder:
                 taught = chunk if join is None else join.added_to(chunk)
                 with _ways_out_of_taken_rows(is_begun=number > 1):
                     encoded = self._preprocessing.encode(taught, bad_rows=bad_rows)
+                if window.awaits:
+                    encoded = without_label(encoded, self._delayed)
                 if join is not None:
                     join.count(taught, encoded)
                 counts.add(encoded)
                 writer.append(encoded)
                 done += chunk.num_rows
-                if self._delay.is_on:
+                if self._delay.is_on and not window.awaits:
                     # Of the rows that are scored: those that were put aside here are in no share.
                     is_scored = np.isin(chunk.global_rows, encoded.column(ROW_COLUMN).to_numpy())
                     num_labelled += int((is_scored & self._arrivals.known_labels(chunk, window)).sum())
                 if clock is not None and self._delay.is_on:
-                    num_ahead += labels_ahead(chunk, clock=clock, config=self._delay, latest_s=latest_s)
+                    # Records of labels with a time of the future are bad rows, so a window that awaits them has none.
+                    if not window.awaits:
+                        num_ahead += labels_ahead(chunk, clock=clock, config=self._delay, latest_s=latest_s)
                 elif clock is not None and clock.column:
                     newest = max(newest, clock.newest(_encoded_rows(chunk, encoded)))
                 shown(done)
@@ -173,6 +184,11 @@ class WindowEncoder:
             labelled=num_labelled,
         )
 
+    @property
+    def _delayed(self) -> str:
+        """The name of the label that comes later."""
+        return delayed_label(self._schema, self._delay.label).name
+
     def _encode_lessons(
         self, number: int, window: Window, *, join: WindowJoin | None, shown: Callable[[], None]
     ) -> tuple[dict[str, int], float]:
@@ -190,7 +206,7 @@ class WindowEncoder:
         newest = -math.inf
         clock = self._arrivals.journal.clock
         counts = {state.value: 0 for state in LabelState}
-        label = delayed_label(self._schema, self._delay.label).name
+        label = self._delayed
         inputs = inputs_with_state(self._preprocessing.inputs)
         folder = lessons_folder(self._run, number)
         shutil.rmtree(folder, ignore_errors=True)

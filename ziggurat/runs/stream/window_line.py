@@ -21,6 +21,24 @@ _SHOWN_SHIFTS = 3  # features whose values are others than in the window before
 _NOTABLE_SHARE = 0.005  # of samples with an id that has no row: below, it moves no metric
 
 
+def labels_line(record: WindowRecord) -> str:
+    """Return the line of a window whose labels have become complete since it was scored."""
+    parts = [f"{record.name:<10}  {record.rows:>9,} rows", *_metrics(record)]
+    return "  ".join([*parts, "labels complete" if record.window > 1 else "history, labels complete"])
+
+
+def _metrics(record: WindowRecord) -> list[str]:
+    shown = [name for name in record.metrics if name.partition("/")[0] in _SHOWN]
+    if not shown:
+        return []
+    values = {name: math.nan if value is None else value for name, value in record.metrics.items()}
+    parts = [metrics_line(values, names=shown)]
+    averaged = {name: value for name, value in record.averaged.items() if value is not None}
+    if decisive := [name for name in averaged if name.partition("/")[0] in _OF_AVERAGE]:
+        parts.append("averaged " + metrics_line(averaged, names=decisive))
+    return parts
+
+
 def window_line(record: WindowRecord, *, train_s: float, steps: int) -> str:
     """Return the line of a window.
 
@@ -30,15 +48,11 @@ def window_line(record: WindowRecord, *, train_s: float, steps: int) -> str:
         steps: made in it; 0: it was scored alone.
     """
     parts = [f"{record.name:<10}  {record.rows:>9,} rows"]
-    shown = [name for name in record.metrics if name.partition("/")[0] in _SHOWN]
-    if shown:
-        values = {name: math.nan if value is None else value for name, value in record.metrics.items()}
-        parts.append(metrics_line(values, names=shown))
-        averaged = {name: value for name, value in record.averaged.items() if value is not None}
-        if decisive := [name for name in averaged if name.partition("/")[0] in _OF_AVERAGE]:
-            parts.append("averaged " + metrics_line(averaged, names=decisive))
-    elif record.window == 1:
+    parts += _metrics(record)
+    if record.window == 1:
         parts.append("history")
+    elif record.labels_until:
+        parts.append(f"scored, labels until {record.labels_until}")
     notable = {name: share for name, share in record.unknown.items() if share >= _NOTABLE_SHARE}
     if notable:
         parts.append("unknown " + ", ".join(f"{name} {share:.1%}" for name, share in notable.items()))

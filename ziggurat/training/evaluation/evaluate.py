@@ -384,22 +384,9 @@ def evaluate_batches(
     accumulator = MetricAccumulator(
         inputs, process_group=process_group, device=device, ranking_k=ranking_k, metrics=metrics
     )
-    # Samples, and of each feature with one id those whose id is unknown.
-    counts = torch.zeros(1 + len(inputs.single), dtype=torch.int64, device=device)
-    for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
-        # Counted on the device, so that nothing waits for it before the end.
-        counts[0] += batch.batch_size
-        if inputs.single:
-            counts[1:] += (batch.single == UNKNOWN_ROW).sum(dim=1).to(device)
-        accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
-        if full_ranking is not None:
-            full_ranking.update(batch)
-    if process_group is not None:
-        with communicating("number of samples of an evaluation"):
-            dist.all_reduce(counts, group=process_group)
-    num_rows, *num_unknown = counts.tolist()
-    # A feature without unknown ids is left out, so no share is taken of no rows.
-    unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
+    num_rows, unknown = _filled(
+        accumulator, model, batches, progress=progress, process_group=process_group, full_ranking=full_ranking
+    )
     found = accumulator.compute()
     curves = _curves(accumulator, inputs)
     half_widths = {error_bar_of: accumulator.half_width(error_bar_of)} if error_bar_of else {}
@@ -418,6 +405,121 @@ def evaluate_batches(
         unknown=unknown,
         half_widths=half_widths,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Scores of samples, kept until their labels are known. On many ranks the first has those of all, others none.
+
+    Args:
+        rows: (n,) row ids.
+        scores: (n, L), as `scores_of` gives them.
+        labels: (n, L), as far as they are known.
+        weights: (n,) or None.
+        groups: (n,) or None.
+        num_rows: samples, of all ranks.
+        unknown: as `Evaluation.unknown`.
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.floating]
+    labels: NDArray[np.floating]
+    weights: NDArray | None = None
+    groups: NDArray[np.int64] | None = None
+    num_rows: int
+    unknown: Mapping[str, float] = field(default_factory=dict)
+
+    def metrics(self, inputs: InputSpec, *, own: Mapping[str, MetricFunction] | None = None) -> dict[str, float]:
+        """Return the metrics of the scores by the labels: those of an evaluation of the same rows, bit for bit.
+
+        Args:
+            inputs: of the model.
+            own: functions of the user's own by name.
+        """
+        accumulator = MetricAccumulator(inputs, metrics=own)
+        accumulator.update(
+            torch.from_numpy(self.scores),
+            torch.from_numpy(self.labels),
+            None if self.weights is None else torch.from_numpy(self.weights),
+            None if self.groups is None else torch.from_numpy(self.groups),
+        )
+        return accumulator.compute()
+
+
+def answer_batches(
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    inputs: InputSpec,
+    progress: Progress | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Answers:
+    """Return what a model says of batches, without judging it.
+
+    Args:
+        model: parallel, if there is a process group.
+        batches: of this rank.
+        inputs: of the model.
+        progress: shows rows of this rank.
+        process_group: the ranks that score together.
+    """
+    accumulator = MetricAccumulator(inputs, process_group=process_group, device=device_of(model))
+    rows = [np.empty(0, np.int64)]
+    num_rows, unknown = _filled(accumulator, model, batches, progress=progress, process_group=process_group, rows=rows)
+    scores, labels, weights, groups = accumulator.answers()
+    return Answers(
+        rows=accumulator.gather(np.concatenate(rows)),
+        scores=scores,
+        labels=labels,
+        weights=weights,
+        groups=groups,
+        num_rows=num_rows,
+        unknown=unknown,
+    )
+
+
+def _filled(
+    accumulator: MetricAccumulator,
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    progress: Progress | None,
+    process_group: dist.ProcessGroup | None,
+    rows: list[NDArray[np.int64]] | None = None,
+    full_ranking: FullRankingPass | None = None,
+) -> tuple[int, dict[str, float]]:
+    """Score batches into an accumulator; return the number of samples, and the shares of those with an unknown id.
+
+    Args:
+        accumulator: takes scores and labels.
+        model: that scores.
+        batches: of this rank.
+        progress: shows rows of this rank.
+        process_group: the ranks that score together.
+        rows: takes the row ids of each batch, if they are wanted.
+        full_ranking: takes the batches, of a model that finds items.
+    """
+    inputs = accumulator.inputs
+    device = device_of(model)
+    # Samples, and of each feature with one id those whose id is unknown.
+    counts = torch.zeros(1 + len(inputs.single), dtype=torch.int64, device=device)
+    for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
+        # Counted on the device, so that nothing waits for it before the end.
+        counts[0] += batch.batch_size
+        if inputs.single:
+            counts[1:] += (batch.single == UNKNOWN_ROW).sum(dim=1).to(device)
+        accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+        if rows is not None:
+            rows.append(batch.row_ids.cpu().numpy())
+        if full_ranking is not None:
+            full_ranking.update(batch)
+    if process_group is not None:
+        with communicating("number of samples of an evaluation"):
+            dist.all_reduce(counts, group=process_group)
+    num_rows, *num_unknown = counts.tolist()
+    # A feature without unknown ids is left out, so no share is taken of no rows.
+    unknown = {spec.name: count / num_rows for spec, count in zip(inputs.single, num_unknown, strict=True) if count}
+    return num_rows, unknown
 
 
 def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Slice]:

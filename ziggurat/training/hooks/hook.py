@@ -4,6 +4,7 @@
                    │ on_record        each line of the training log
                    │ on_evaluate      validation data were evaluated
                    │ on_scored        a window of a stream was scored, and is not trained yet
+                   │ on_labelled      the labels of a window that was scored before are complete
                    │ on_checkpoint    a checkpoint is about to be written
 
     class Slowest(Hook):
@@ -91,8 +92,12 @@ class Hook(Specification, kind="hook"):
         """See the score of a window of a stream, before its first row is trained; `trainer.stop` leaves it untrained.
 
         Its line is in windows.jsonl by then. The history has a record without metrics. A stream that was killed behind
-        the line does not call again; one that goes on from before it scores the window again, and does.
+        the line does not call again; one that goes on from before it scores the window again, and does. Where labels
+        come in records of their own, behind the end of a window, its record has no metrics yet, and no line.
         """
+
+    def on_labelled(self, trainer: Trainer, record: WindowRecord) -> None:
+        """See the metrics of a window of a stream whose labels came later than its score; its line is there by then."""
 
     def on_checkpoint(self, trainer: Trainer) -> None:
         """Bring to the disk what belongs to the present step: its checkpoint is written next, and resume begins there.
@@ -230,6 +235,11 @@ class Hooks:
         self._call("on_scored", record)
         # Here and not after the next step: what a hook wants left untrained must not take part in one.
         self._trainer.agree_to_stop(moment="on_scored")
+
+    def on_labelled(self, record: WindowRecord) -> None:
+        """Call `Hook.on_labelled`; where one of them ends the run, on all ranks."""
+        self._call("on_labelled", record)
+        self._trainer.agree_to_stop(moment="on_labelled")
 
     def on_checkpoint(self) -> None:
         """Call `Hook.on_checkpoint`."""

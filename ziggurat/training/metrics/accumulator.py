@@ -338,6 +338,17 @@ class MetricAccumulator:
                     raise _failed_metric(name, error) from error
         return values
 
+    def answers(self) -> tuple[NDArray[np.floating], NDArray[np.floating], NDArray | None, NDArray[np.int64] | None]:
+        """Return scores and labels (n, L), weights and groups (n,) or None of all samples.
+
+        With a process group all its ranks must call this together; the first gets the samples of all ranks, the
+        others get none.
+        """
+        columns = self._gather()
+        weights = columns.weights if self.inputs.has_weights else None
+        groups = columns.groups if self.inputs.has_groups else None
+        return columns.scores, columns.labels, weights, groups
+
     def values(self, index: int) -> tuple[NDArray, NDArray, NDArray | None]:
         """Scores, labels and weights of label number `index`, for curves and plots.
 

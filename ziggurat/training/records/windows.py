@@ -5,6 +5,7 @@
 `step` is that of the weights that scored the window. So a resumed stream cuts the file back as it cuts its log: lines
 behind its checkpoint's step go, since those windows will be scored again, by the same weights; a line at or before it
 stays, and its window is not scored a second time. `rows` and `row_sum` say what the ledger must hold of the window.
+Where labels come behind the end of a window, its scores wait for them (`answers.py`), and the line is written then.
 
 Each line has a check of its own, and is on the disk before a row of its window is trained. A line that a kill has torn
 is the last one, and goes; a bad line before it is damage.
@@ -13,6 +14,7 @@ is the last one, and goes; a bad line before it is damage.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +109,7 @@ class WindowRecord:
         labelled: share of its rows whose label is known at its end; its metrics are of all of them, in hindsight. None
             where labels are known with their rows.
         labels_ahead: rows of it whose label has a time of more than a day from when it was read: they wait until then.
+        labels_until: the moment until which its labels may come, of a window that is scored and has no metrics yet.
         teachers: by name, what they said of its rows, from which training learns and no metric.
         histories: by teacher, what its rows read of the vectors, in the test as in training.
         timing: what depends on the clock, in seconds.
@@ -131,6 +134,7 @@ class WindowRecord:
     trained: dict[str, int] = field(default_factory=dict)
     labelled: float | None = None
     labels_ahead: int = 0
+    labels_until: str = ""
     teachers: dict[str, TaughtRows] = field(default_factory=dict)
     histories: dict[str, HistoryRows] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
@@ -164,12 +168,13 @@ class WindowsFile:
         path: the file.
         last_step: keep windows that were scored at this step or before.
         last_window: of which a row was trained at this step; each up to it was scored before, and must have a line.
+        waiting: numbers of windows that were scored, and whose line waits for their labels.
 
     Raises:
         CheckpointError: a line is damaged, gone, or there twice.
     """
 
-    def __init__(self, path: Path, *, last_step: int, last_window: int = 0) -> None:
+    def __init__(self, path: Path, *, last_step: int, last_window: int = 0, waiting: Collection[int] = ()) -> None:
         self._path = path
         before = read_windows(path)
         self.windows = [record for record in before if record.step <= last_step]
@@ -184,7 +189,7 @@ class WindowsFile:
                 where=str(path),
                 ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
             )
-        gone = sorted(set(range(1, last_window + 1)) - {record.window for record in self.windows})
+        gone = sorted(set(range(1, last_window + 1)) - {record.window for record in self.windows} - {*waiting})
         if gone:
             raise CheckpointError(
                 expected=f"a line for each window up to {last_window}: they were scored before they were trained",

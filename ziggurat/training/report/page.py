@@ -37,6 +37,7 @@ from ziggurat.training.early_stop import best_of
 from ziggurat.training.evaluation.evaluate import PairsGain, unknown_text, versus_baseline, versus_trees
 from ziggurat.training.metrics.full_ranking import repeats_lines
 from ziggurat.training.metrics.metric import gain_over
+from ziggurat.training.records.answers import read_scored_windows
 from ziggurat.training.records.log import LogRecord, read_records
 from ziggurat.training.records.run_folder import (
     CONFIG,
@@ -49,7 +50,6 @@ from ziggurat.training.records.run_folder import (
     RunFolder,
     read_evaluation,
 )
-from ziggurat.training.records.windows import read_windows
 from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
@@ -208,8 +208,8 @@ def _training_section(run: RunFolder, records: list[LogRecord], *, best: int) ->
 
 def _windows_section(run: RunFolder, *, beside: RunFolder | None) -> str:
     """Show the windows of a stream, beside those of its control."""
-    records = read_windows(run.windows)
-    control = [] if beside is None else read_windows(beside.windows)
+    records = read_scored_windows(run)
+    control = [] if beside is None else read_scored_windows(beside)
     figures = [figure_svg(figure) for figure in window_figures(records, control=control)]
     return windows_section(records, control=control, figures=figures)
 

@@ -23,6 +23,7 @@ _PLOTTED = ("auc", "ne", "log_loss", "calibration", "rmse", "mae", "r2")
 _UNITS = {"calibration": ("mean score / mean label", 1.0), "ne": ("NE, lower is better", 1.0)}
 _MAX_SHIFTS = 6  # features whose stability is drawn: those that moved most
 _MAX_NAMES = 8  # of windows, below a plot
+_MAX_WAITING = 6  # windows whose labels may still come, that are named
 _MAX_IN_PLOT = 3  # curves whose legend leaves room beside them
 _COLOURS = (INK, SECOND, BEST, "#7b4fa3", "#b03a5b", "#8a7a1f", "#2b8c9e", "#5b6572")
 
@@ -230,6 +231,13 @@ def windows_section(records: Sequence[WindowRecord], *, control: Sequence[Window
         notes.append(
             f"At the end of a window {sum(shares) / max(len(shares), 1):.0%} of its labels were known, as a mean; "
             "metrics are of all labels as they turned out."
+        )
+    if waiting := [record for record in records if record.labels_until]:
+        untils = ", ".join(f"{record.name} until {record.labels_until}" for record in waiting[:_MAX_WAITING])
+        more = f", and {len(waiting) - _MAX_WAITING:,} more" if len(waiting) > _MAX_WAITING else ""
+        notes.append(
+            f"{len(waiting):,} windows were scored, and wait for labels: {untils}{more}. Their metrics will be those "
+            "of the scores that they were given at their end."
         )
     if ahead := sum(record.labels_ahead for record in records):
         windows = ", ".join(record.name for record in records if record.labels_ahead)
