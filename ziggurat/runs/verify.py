@@ -9,7 +9,7 @@ preprocessing/        every vocabulary; those of data.json, and of the model's i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from ziggurat.config import from_json
 from ziggurat.data.encoded.ledger import read_ledger, verify_ledgers
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
+from ziggurat.data.streams.journal import JournalFile
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
@@ -30,8 +31,9 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.packed_run import read_products
 from ziggurat.training.checkpoint import Checkpoint, CheckpointStore, Match
 from ziggurat.training.position import Position
-from ziggurat.training.records.answers import read_scored_windows
+from ziggurat.training.records.answers import answers_file, read_answers, read_scored_windows
 from ziggurat.training.records.run_folder import EVALUATION, INPUTS, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.records.windows import read_windows
 from ziggurat.training.records.written import WrittenFiles
 
 
@@ -116,6 +118,9 @@ def verify_windows(run: RunFolder) -> Verdict:
         return Verdict(lines=[f"{run.windows.name}: DAMAGED\n{error}"], good=False)
     lines: list[str] = []
     good = True
+    for path, problem in _harmed_answers(run):
+        good = False
+        lines.append(f"{path}: DAMAGED\n{problem}")
     trained = [record for record in records if record.trained_rows]
     numbers = [record.window for record in records]
     if numbers != list(range(1, len(records) + 1)):
@@ -138,6 +143,19 @@ def verify_windows(run: RunFolder) -> Verdict:
         good = False
         lines.append(f"PROBLEM: {extra:,} steps of windows that {run.windows.name} does not have")
     return Verdict(lines=lines, good=good)
+
+
+def _harmed_answers(run: RunFolder) -> Iterator[tuple[str, CheckpointError]]:
+    """Give the scores of windows that wait for their labels, and are not as they were written."""
+    journal = JournalFile(run.stream).read()
+    settled = {record.window for record in read_windows(run.windows)}
+    for number, window in enumerate([] if journal is None else journal.done, start=1):
+        if not window.answers or number in settled:
+            continue
+        try:
+            read_answers(run, number, digest=window.answers)
+        except CheckpointError as error:
+            yield str(answers_file(run, number).relative_to(run.path)), error
 
 
 def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:

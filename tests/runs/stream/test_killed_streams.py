@@ -111,6 +111,7 @@ class Moments:
         (EncodedWriter, "close"),
         (WindowsFile, "append"),
         (Trainer, "evaluate"),
+        (Trainer, "answer"),
         (Trainer, "save"),
         (TrainStep, "__call__"),
     )

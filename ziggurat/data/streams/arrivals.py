@@ -849,8 +849,7 @@ class Arrivals:
         """
         done = self.journal.done
         if number <= len(done):
-            window = done[number - 1]
-            return replace(window, pieces=[*window.pieces], lessons=[*window.lessons])
+            return done[number - 1].as_rows()
         return self._next_done(is_over=is_over) if number == len(done) + 1 else None
 
     def _next_done(self, *, is_over: bool) -> Window | None:

@@ -110,6 +110,7 @@ class _Known:
 
     Args:
         chunk: the rows, of which keys and times alone were read.
+        chosen: (M,) which rows of the piece these N are; None: all of them.
         times: of the rows.
         found: when their labels are known; NaN where no record says it yet.
         known: the same, with the end of the attribution window for those without a record.
@@ -117,6 +118,7 @@ class _Known:
     """
 
     chunk: RawChunk
+    chosen: Bool[np.ndarray, " M"] | None = None
     times: Float64[np.ndarray, " N"]
     found: Float64[np.ndarray, " N"]
     known: Float64[np.ndarray, " N"]
@@ -449,6 +451,7 @@ class AwaitingLabels:
         reheld: dict[str, list[Piece]] = {}
         num_unlearned = 0
         touched = self._touched(before, key, cut=cut)
+        nothing = np.empty(0)
         with (
             BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows,
             RowSpool(kept.rows, number=0, stem=f"lessons-{number:05}") as spool,
@@ -459,10 +462,12 @@ class AwaitingLabels:
                 is_new = held.num_closed < len(held.pieces)
                 if window > key:
                     break
-                if not is_new and not self._may_have_lessons(held, before, key, is_touched=window in touched, cut=cut):
+                # Of a record in between its row alone has a lesson; when an observation ends, all rows of that time.
+                wanted = None if is_new or self._has_ends(held, before, key, cut=cut) else touched.get(window, nothing)
+                if wanted is nothing:
                     continue
                 for index, piece in enumerate(held.pieces):
-                    known = self._known(piece, key=key, cut=cut)
+                    known = self._known(piece, key=key, cut=cut, wanted=wanted)
                     if index < held.num_closed:
                         self._deal(piece, known, spool, before=before, key=key, cut=cut)
                         continue
@@ -497,40 +502,57 @@ class AwaitingLabels:
         kept.remove(gone)
         self._late_keys = []
 
-    def _touched(self, before: int, key: int, *, cut: Cut) -> set[int]:
-        """Return the windows of the rows whose label is known between the ends of two windows."""
+    def _touched(self, before: int, key: int, *, cut: Cut) -> dict[int, Float64[np.ndarray, " K"]]:
+        """Return the times of the rows whose label is known between the ends of two windows, by their window."""
+        if self._delay.policy is not LabelDelay.CORRECT:
+            return {}
         begin = -np.inf if before == _NONE else cut.end(before)
         records = self._labels.records_between(begin, cut.end(key))
         times = self._labels.row_times(records.keys)
-        return set(np.unique(cut.windows(times[~np.isnan(times)])).tolist())
+        times = np.unique(times[~np.isnan(times)])
+        windows, firsts = np.unique(cut.windows(times), return_index=True)
+        return dict(zip(windows.tolist(), np.split(times, firsts[1:]), strict=True)) if len(times) else {}
 
-    def _may_have_lessons(self, held: HeldRows, before: int, key: int, *, is_touched: bool, cut: Cut) -> bool:
-        """Return whether rows that wait may have a lesson behind the end of one window and before that of another."""
+    def _has_ends(self, held: HeldRows, before: int, key: int, *, cut: Cut) -> bool:
+        """Return whether observations or attribution windows of rows may end between the ends of two windows."""
         spans: list[float] = []
         if self._delay.policy is not LabelDelay.WAIT:
             spans.append(self._delay.observe_s * cut.clock.per_second)
         if self._delay.policy is LabelDelay.WAIT or self._delay.confirms:
             spans.append(self._reach(cut))
-        if is_touched and self._delay.policy is LabelDelay.CORRECT:
-            return True
         for span in spans:
             first, last = cut.windows(np.array([held.oldest + span, held.newest + span])).tolist()
             if first <= key and last > before:
                 return True
         return False
 
-    def _known(self, piece: Piece, *, key: int, cut: Cut) -> _Known:
-        """Return what is known of the labels of a piece at the end of a window."""
+    def _known(self, piece: Piece, *, key: int, cut: Cut, wanted: Float64[np.ndarray, " K"] | None = None) -> _Known:
+        """Return what is known of the labels of a piece at the end of a window.
+
+        Args:
+            piece: of rows that wait.
+            key: of the window.
+            cut: of the stream.
+            wanted: times, in order, of the rows that are wanted, and others of these times; None: all rows.
+        """
         clock = cut.clock
         columns = list(dict.fromkeys((self._delay.key, clock.column)))
         chunk = self._kept.chunk_of(piece, self._kept.frame(piece, columns=columns))
         times = readable_times(chunk.frame[clock.column], order=clock.date_order, is_date=clock.is_date)
+        chosen = None
+        if wanted is not None:
+            # By time first: a digest of each key, and a look-up, cost a hundred times as much.
+            chosen = wanted[np.searchsorted(wanted, times).clip(max=len(wanted) - 1)] == times
+            chunk = chunk.filter(chosen)
+            times = times[chosen]
         keys, _ = keys_of(chunk, self._delay.key)
         found, is_positive = self._labels.of_rows(keys, times, reach=self._reach(cut))
         is_known = cut.windows(found) <= key
         found = np.where(is_known, found, np.nan)
         known = known_from(found, times, reach=self._reach(cut), policy=self._delay.policy)
-        return _Known(chunk=chunk, times=times, found=found, known=known, is_positive=is_positive & is_known)
+        return _Known(
+            chunk=chunk, chosen=chosen, times=times, found=found, known=known, is_positive=is_positive & is_known
+        )
 
     def _deal(self, piece: Piece, known: _Known, spool: RowSpool, *, before: int, key: int, cut: Cut) -> int:
         """Write the rows of a piece that may be trained behind the end of one window and before that of another.
@@ -555,6 +577,7 @@ class AwaitingLabels:
     def _labelled(self, piece: Piece, known: _Known, *, cut: Cut) -> RawChunk:
         """Return the rows of a piece with the columns that records of labels bring, as far as they are known."""
         chunk = self._kept.chunk_of(piece, self._kept.frame(piece))
+        chunk = chunk if known.chosen is None else chunk.filter(known.chosen)
         known_at = pl.Series(self._delay.column, known.found, nan_to_null=True)
         if cut.clock.is_date:
             known_at = known_at.cast(pl.Int64).cast(pl.Datetime("us"))

@@ -106,6 +106,13 @@ class Window:
     answers: str = ""
     truth: str = ""
 
+    def as_rows(self) -> Window:
+        """Return a copy with what is known of its rows, and nothing of their scores and labels."""
+        copied = dataclasses.replace(self, pieces=[*self.pieces], lessons=[*self.lessons])
+        copied.answers = ""
+        copied.truth = ""
+        return copied
+
     def add(self, pieces: Iterable[Piece]) -> None:
         """Add rows."""
         for piece in pieces:

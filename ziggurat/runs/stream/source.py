@@ -506,7 +506,8 @@ class StreamWindows:
 
     def _ready(self, number: int) -> _Ready:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
-        found = self._ahead.take(number, window)
+        # What it was encoded from; labels may have become complete meanwhile.
+        found = self._ahead.take(number, window.as_rows())
         if found is None:
             self._progress.begin(f"encode {window.name}", total=window.rows)
             found = self._encoding.encode(number, window, shown=self._progress.update)
