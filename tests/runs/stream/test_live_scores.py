@@ -120,7 +120,7 @@ def parts_of(log: pl.DataFrame, num: int, *, seed: int) -> list[pl.DataFrame]:
     return [log[first:last] for first, last in itertools.pairwise(cuts) if last > first]
 
 
-def turns_of(base: Path, frame: pl.DataFrame, *, seed: int, num_parts: int = 8) -> list[Callable[[], None]]:
+def turns_of(base: Path, frame: pl.DataFrame, *, seed: int, num_parts: int = 5) -> list[Callable[[], None]]:
     """Both logs file by file, each in its order, either of them ahead at random; the files are those of every seed."""
     labels = frame.drop_nulls("known").sort("known").select("id", "known")
     logs = {"rows": frame.drop("click", "known"), "labels": labels}
@@ -154,10 +154,10 @@ def fed(base: Path, frame: pl.DataFrame, *, seed: int, hooks: list[Hook]) -> tup
 
 
 def test_scores_and_lessons_are_those_of_a_plain_loop_however_the_logs_are_interleaved(tmp_path: Path) -> None:
-    frame = delayed_events(400, days=6)
+    frame = delayed_events(250, days=6)
     expected = sorted(lessons_of(frame))
     weights: list[dict[str, torch.Tensor]] = []
-    for seed in range(3):
+    for seed in range(2):
         scores = Scores()
         rows = Rows()
         result, feeds = fed(tmp_path / str(seed), frame, seed=seed, hooks=[scores, rows])
@@ -255,7 +255,7 @@ def test_a_window_is_judged_once_by_the_scores_of_its_end(tmp_path: Path) -> Non
 def test_a_stream_that_dies_while_windows_wait_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frame = delayed_events(300)
+    frame = delayed_events(200)
     all_phases(tmp_path / "whole", frame)
     rng = random.Random(4)
     lives = 0
@@ -265,7 +265,7 @@ def test_a_stream_that_dies_while_windows_wait_ends_with_the_same_bits(
         for phase in range(PHASES):
             write_phase(tmp_path / "cut", frame, phase=phase)
             while True:
-                moments.left = rng.randint(4, 60)
+                moments.left = rng.randint(8, 90)
                 lives += 1
                 try:
                     live(tmp_path / "cut", "run")
@@ -274,8 +274,8 @@ def test_a_stream_that_dies_while_windows_wait_ends_with_the_same_bits(
                 except KeyboardInterrupt:
                     moments.wait()
                     waiting += any((tmp_path / "cut/run/stream/answers").glob("*.parquet"))
-    assert lives > 10
-    assert waiting > 3
+    assert lives > PHASES + 3
+    assert waiting > 1
     assert {"KeptRows.save", "Trainer.answer"} <= moments.died_in, moments.died_in
     assert_same_streams(tmp_path / "cut/run", tmp_path / "whole/run")
     names = [

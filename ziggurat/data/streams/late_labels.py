@@ -1,20 +1,14 @@
 """Late labels: records of labels that come in files of their own, joined with the rows that they are about, by a key.
 
-    rows     key, t, features ─► wait, by window of t ──────────────┐ all rows of the window are older than the newest
-    records  key, u, label    ─► wait, in memory ── first of a key ─┴ record by the attribution window A: label column
-                                                                      and label time are put beside, and the rows go
-                                                                      on as those of a file that had both
+    rows     key, t, features ─► on the disk, by window of t ───────┐ label column and label time are put beside, as far
+    records  key, u, label    ─► in memory ──────── first of a key ─┴ as they are known, and the rows go on as those of
+                                                                      a file that had both (`awaiting_labels.py`)
 
 A row whose record has t ≤ u ≤ t + A has its label, known at u. One without such a record is a negative, known at t + A.
-Records may come before their rows and after them, in files of any size. A window is released as a whole and its rows
-are in the order of their arrival, so what is trained is the same however the two logs are interleaved, as long as each
-of them is in order of time: it is what one file of rows with a column of label times gives (`label_delay.py`).
-
-So windows are done later than those of such a file, by A: a label of the last row of a window may come until then.
-
-A record that came before its row waits for it, and is used. Not used, counted and named are those with u > t + A or
-that came after their row was released; those of a key that has a record already; and those of whose key no row has come
-when both logs are newer than u + A. One with u < t makes its row a bad row, as a label time before its row does there.
+Records may come before their rows and after them, in files of any size. A record that came before its row waits for
+it, and is used. Not used, counted and named are those with u > t + A or that came when the labels of their window were
+complete; those of a key that has a record already; and those of whose key no row has come when both logs are newer than
+u + A. One with u < t makes its row a bad row, as a label time before its row does in one file with both.
 
 Memory: 24 bytes for each row (16 of them a digest of its key) and 25 for each record. Keys of rows are kept for twice
 the attribution window, so that a record which is too late or a second row of a key is named as what it is; records for
@@ -174,7 +168,7 @@ def _in_order(keyed: Keyed) -> Keyed:
 class LateLabels:
     """Joins records of labels with rows; what it knows follows from what was added, in its order.
 
-    Nothing is read or written here: `arrivals.py` keeps rows and logs.
+    Nothing is read or written here: `awaiting_labels.py` keeps rows and logs.
     """
 
     def __init__(self) -> None:

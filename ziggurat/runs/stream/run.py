@@ -7,7 +7,8 @@
 A score of a window is that of a model which has seen nothing of it (progressive validation; Blum, Kalai and Langford,
 "Beating the hold-out", COLT 1999): what a model in service would have reached, that is trained at the end of each
 window. NE is its log loss over that of always saying the window's own share of positives (He et al., "Practical lessons
-from predicting clicks on ads at Facebook", ADKDD 2014), so windows with other shares can be compared.
+from predicting clicks on ads at Facebook", ADKDD 2014), so windows with other shares can be compared. Where labels come
+behind the end of a window, its scores are kept, and judged when the labels are complete (`waiting_windows.py`).
 
 The trainer is that of `ziggurat train`. Its checkpoint knows the window, the row in it, and how much of log and ledger
 was written; which rows each window has is in the stream's journal; a window's score is on the disk before its first row

@@ -13,7 +13,7 @@ runs/movielens_dlrm/
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
   windows.jsonl      one line a window; of streams (see windows.py)
-  stream/            of streams: which files have arrived, and rows that are not trained yet
+  stream/            of streams: which files have arrived, rows that are not trained yet, scores that wait for labels
   raw/               the rows, where a table in memory was trained on: train.parquet, and valid and test if given
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   baseline/          logistic regression on the same rows, a run of its own; where it was asked for
