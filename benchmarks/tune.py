@@ -385,8 +385,11 @@ def report_of_study(folder: Path) -> Report:
     higher = higher_is_better(metric)
     models = {each["name"]: [_try(one) for one in each["tries"]] for each in study["models"]}
     budget = study["budget"]["tries"]
-    seconds = study["inside_s"] + study["outside_s"]
-    beside = study["outside_s"] / seconds if seconds else 0.0
+    told = study["inside_s"] + study["outside_s"]
+    beside = study["outside_s"] / told if told else 0.0
+    # Tries count what a call spent that was killed after its last report, too.
+    in_tries = sum(each.spent.cpu_s for tries in models.values() for each in tries)
+    seconds = max(in_tries, study["inside_s"]) + study["outside_s"]
     ended = {key: sum(each.ended is not Ended.RUNNING for each in tries) for key, tries in models.items()}
     is_whole = bool(budget) and all(number >= budget for number in ended.values())
     minutes = seconds / 60.0 / CORES
@@ -475,6 +478,8 @@ def _best_table(name: str, tries: Sequence[Try], *, higher: bool) -> str:
     steps = best_so_far(tries, higher=higher)
     if not steps:
         return f"{name}: no complete try."
+    if steps[-1][0] == 0:
+        return f"{name}: no try was better than the settings as given."
     best = next(each for each in tries if each.number == steps[-1][0])
     given = next(each for each in tries if each.number == 0)
     lines = [f"{name}, try {best.number}:", "", "| setting | best | as given |", "|---|---:|---:|"]

@@ -597,11 +597,11 @@ class _Study:
                 notes.append(f"{model.name}: try 0 is as given but for what lies outside of the space: {shown}")
             if running := model.count(Ended.RUNNING):
                 notes.append(
-                    f"{model.name}: {running} tries are not finished: another worker trains them, or the same command "
-                    "goes on with them, with more --hours where these are used up"
+                    f"{model.name}: tries that are not finished: {running}; another worker trains them, or the same "
+                    "command goes on with them, with more --hours where these are used up"
                 )
             if failed := [each for each in model.tries if each.why]:
-                notes.append(f"{model.name}: {len(failed)} tries gave no value, first: {failed[0].why}")
+                notes.append(f"{model.name}: tries that gave no value: {len(failed)}, first: {failed[0].why}")
         return tuple(notes)
 
     # -------------------------------------------------------------------------------------------------------- the rest
