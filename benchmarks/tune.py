@@ -176,7 +176,10 @@ def report_of_searches(models: Sequence[str], *, size: Size, folder: Path) -> Re
             }
             for index, each in enumerate(searches)
         ]
-        ratios = costs_in_tries(model, size=size, folder=folder, data=data)
+        pairs = costs_in_tries(model, size=size, folder=folder, data=data)
+        ratios = [tried / plain for tried, plain in pairs]
+        plain_s = statistics.median(plain for _, plain in pairs)
+        more_ms = 1000.0 * statistics.median(tried - plain for tried, plain in pairs)
         tuned = [each for each in searches if each.arm == "tuned"]
         beside = sum(each.outside_s for each in tuned) / sum(each.outside_s + each.inside_s for each in tuned)
         in_tries = statistics.median(ratios) - 1.0
@@ -185,13 +188,14 @@ def report_of_searches(models: Sequence[str], *, size: Size, folder: Path) -> Re
             _figure(f"tune_{model}_beside_share", beside, goal=MAX_OVERHEAD),
             _figure(f"tune_{model}_in_try_share", in_tries, goal=MAX_OVERHEAD, rounds=[each - 1.0 for each in ratios]),
             _figure(f"tune_{model}_beside_ms_per_try", per_try_ms),
+            _figure(f"tune_{model}_in_try_ms", more_ms),
         ]
         lowest = 100 * (min(ratios) - 1.0)
         highest = 100 * (max(ratios) - 1.0)
         report.notes += [
             f"{model}: {100 * beside:.1f} % of processor seconds beside tries, {per_try_ms:,.0f} ms a try with reports",
             f"{model}: a try costs {100 * in_tries:+.1f} % over the same run without a study (median of {len(ratios)} "
-            f"pairs, {lowest:+.1f} to {highest:+.1f} %)",
+            f"pairs, {lowest:+.1f} to {highest:+.1f} %): {more_ms:+,.0f} ms of {plain_s:.1f} processor seconds",
         ]
     report.extra["searches"] = found
     return report
@@ -237,8 +241,8 @@ def best_at(tries: Sequence[Try], *, flops: float, higher: bool) -> float | None
     return steps[-1][1] if steps else None
 
 
-def costs_in_tries(model: str, *, size: Size, folder: Path, data: PreparedData) -> list[float]:
-    """Return processor seconds of a try over those of the same run without a study, in pairs."""
+def costs_in_tries(model: str, *, size: Size, folder: Path, data: PreparedData) -> list[tuple[float, float]]:
+    """Return processor seconds of a try and of the same run without a study, in pairs."""
     kept = folder / f"{model}_costs.json"
     found: list[list[float]] = _KEPT.read(kept)["pairs"] if kept.exists() else []
     config = _of_luck(_config(model, size=size), number=0)
@@ -259,7 +263,7 @@ def costs_in_tries(model: str, *, size: Size, folder: Path, data: PreparedData) 
                 seconds[part] = time.process_time() - begin
         found.append([seconds["try"], seconds["run"]])
         _KEPT.write(kept, {"pairs": found})
-    return [tried / plain for tried, plain in found]
+    return [(tried, plain) for tried, plain in found]
 
 
 def _config(model: str, *, size: Size, seed: int = SEED) -> TuneConfig:
