@@ -84,7 +84,8 @@ class LearnedWeights(nn.Module):
     def outputs_beside(self, outputs: Outputs, embedded: Embedded) -> Outputs:
         """Return the outputs with the log variances, a row a sample, by a name that the loss knows."""
         del embedded
-        # Read inside of the forward pass, and copied: a sharded weight is whole there alone, and no view may outlive it.
+        # Read inside of the forward pass, and copied: a sharded weight is whole there alone, and no view may outlive
+        # it.
         rows_BL = self.log_variances.repeat(len(outputs.logits), 1)
         return dataclasses.replace(outputs, named={**outputs.named, _NUMBERS: rows_BL})
 
