@@ -42,6 +42,8 @@ LOADED_ONCE = (
     "tensorboard.summary",
     "tomlkit",
     "ziggurat.cli.verbs",
+    "ziggurat.serving.server.processes.supervisor",  # of servers, which are processes of the fork server, too
+    "ziggurat.serving.server.serve",
     "tests.undrawn_reports",
 )
 
@@ -59,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Whichever test starts the fork server first, it loads what ranks import."""
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or "tests.serving.server.running" in sys.modules:
         from ziggurat.testing.ranks import preload
 
         preload(*LOADED_ONCE)

@@ -379,9 +379,11 @@ def test_one_step_lowers_the_loss_and_many_learn_by_heart(name):
         before = loss()
         step()
         assert loss() < before
-    for _ in range(100):
+    for made in range(1, 101):
         step()
-    assert loss() < 0.2
+        if made % 10 == 0 and loss() < 0.2:
+            return
+    pytest.fail(f"a loss of {loss()} after 100 steps")
 
 
 def compile_interact(model: RankingModel, *, backend: str):
@@ -441,18 +443,19 @@ def flops_of_learned_gates(model: RankingModel) -> int:
 @every_config
 @pytest.mark.parametrize("sizes", [{}, {"num_dense": 0}, {"num_single": 0, "num_jagged": 0}])
 def test_flops_are_torchs_count(name, sizes):
-    for num_vectors in (0, 2):
-        model = build(name, small_inputs(**sizes, num_vectors=num_vectors, num_labels=2))
-        batch = random_batch(model.inputs, 6)
-        pooled = model.embeddings(batch)
-        with FlopCounterMode(display=False) as forward:
-            logits = model.interact(batch.dense, pooled, batch.vectors)
-        with FlopCounterMode(display=False) as backward:
-            logits.sum().backward()
-        flops, a_batch = flops_per_sample(model), flops_of_learned_gates(model)
-        assert forward.get_total_flops() == 6 * flops.forward + a_batch
-        assert backward.get_total_flops() == 6 * flops.backward + 2 * a_batch
-        assert flops.total == flops.forward + flops.backward
+    # Counting is slow: vectors in turn, so that each kind of model has all three sizes with them and without.
+    num_vectors = 2 * ((list(CONFIGS).index(name) + len(sizes)) % 2)
+    model = build(name, small_inputs(**sizes, num_vectors=num_vectors, num_labels=2))
+    batch = random_batch(model.inputs, 6)
+    pooled = model.embeddings(batch)
+    with FlopCounterMode(display=False) as forward:
+        logits = model.interact(batch.dense, pooled, batch.vectors)
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    flops, a_batch = flops_per_sample(model), flops_of_learned_gates(model)
+    assert forward.get_total_flops() == 6 * flops.forward + a_batch
+    assert backward.get_total_flops() == 6 * flops.backward + 2 * a_batch
+    assert flops.total == flops.forward + flops.backward
 
 
 @every_config

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,10 +17,91 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[3]
+# Importing what a server needs takes seconds of a processor; a fork of a process that has it, a tenth of one.
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+class ServerProcess(Protocol):
+    """The first process of a server, as `subprocess` has it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A process of the fork server that serves the fake answerer, in the words of `subprocess`.
+
+    Args:
+        arguments: of `fake.py`.
+        log: to which its errors go.
+        environment: of the process.
+    """
+
+    def __init__(self, arguments: list[str], *, log: Path, environment: dict[str, str]) -> None:
+        self._said, says = _FORKS.Pipe(duplex=False)
+        self._process = _FORKS.Process(target=_serve_fake, args=(arguments, str(log), environment, says))
+        self._process.start()
+        says.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def first_line(self) -> str:
+        """Return what it says first; "" where it ends before."""
+        with open(os.dup(self._said.fileno())) as said:
+            return said.readline().strip()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("the fake server", timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self._said.close()
+
+
+def _serve_fake(arguments: list[str], log: str, environment: dict[str, str], says: Connection) -> None:
+    """Be what `python -m tests.serving.server.fake` is, in a process of the fork server."""
+    from tests.serving.server import fake
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
+    os.dup2(says.fileno(), 1)
+    says.close()
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.argv = ["fake", *arguments]
+    fake.main()
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -38,7 +121,7 @@ class UnixConnection(http.client.HTTPConnection):
 class Running:
     """A server and where it is."""
 
-    process: subprocess.Popen[str]
+    process: ServerProcess
     port: int
     folder: Path
     log: Path
@@ -95,11 +178,11 @@ class Running:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def workers_left(self) -> bool:
-        """Whether a process that was started for this server's folder still runs."""
+        """Whether a process that was started for this server's folder still runs: one whose errors go into its log."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if str(self.folder).encode() in (entry / "cmdline").read_bytes():
+                    if os.path.samefile(entry / "fd/2", self.log):
                         return True
         return False
 
@@ -126,25 +209,23 @@ def running(
     config = folder / "config.json"
     config.write_text(json.dumps({"port": 0, "linger_s": 0.3, "deadline_ms": 5000} | settings))
     log = folder / "log.txt"
+    log.write_text("")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.serving.server.fake", str(place), str(config)]
+    arguments = [str(place), str(config)]
     if accepted is not None:
-        command.append(str(accepted))
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, cwd=ROOT)
+        arguments.append(str(accepted))
+    process = ForkedProcess(arguments, log=log, environment=environment)
     try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
+        address = process.first_line()
         assert address, log.read_text()
         yield Running(process=process, port=int(address.rpartition(":")[2]), folder=folder, log=log)
     finally:
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.close()
 
 
 def wait_until(true: Any, *, seconds: float = 60.0) -> None:
