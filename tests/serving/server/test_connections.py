@@ -337,7 +337,7 @@ def test_a_client_that_does_not_read_loses_its_connection() -> None:
         _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         start = time.monotonic()
         while not writer.transport.is_closing():
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < 60
             writer.write(request * 20)
             await asyncio.sleep(0.02)
         return len(server.server_state.connections)

@@ -55,8 +55,9 @@ def test_who_comes_while_a_server_ends_is_told_so_at_once(tmp_path: Path) -> Non
         server.process.send_signal(signal.SIGTERM)
         time.sleep(1.5)
         for _ in range(7):
-            took, (status, answer) = timed(server.recommend)
-            assert (status, answer["error"]["kind"], took < 1) == (503, "UnavailableError", True)
+            status, answer = server.recommend()
+            assert (status, answer["error"]["kind"]) == (503, "UnavailableError")
+        assert taken.result is None, "at once: while what was taken in is still computed"
         assert server.get("/readyz")[0] == 503
         assert (server.get("/livez")[0], json.loads(server.get("/livez")[1])) == (200, {"live": True})
         assert taken.wait()[0] == 200, "what was taken in is answered"
@@ -164,7 +165,7 @@ def test_without_a_worker_clients_are_told_so_and_a_stopped_one_is_replaced(tmp_
         os.kill(loading, signal.SIGSTOP)
         time.sleep(1.2)
         took, (status, _) = timed(server.get, "/readyz")
-        assert (status, took < 1) == (503, True)
+        assert (status, took < 4) == (503, True), "before a worker is there again"
         assert server.get("/livez")[0] == 200
         wait_until(lambda: loading not in server.workers)
         wait_until(lambda: server.recommend()[0] == 200, seconds=20)

@@ -115,8 +115,11 @@ def test_a_swap_that_is_asked_for_and_one_that_is_seen_are_one(tmp_path: Path) -
     live = tmp_path / "export"
     publish(live, 1)
     with running(tmp_path, workers=1, poll_s=30) as server:
+        before = set(server.workers)
         publish(live, 2)
         assert server.admin("/admin/swap", {"export": str(live)}) == (200, {"version": "v2"})
+        # A worker and a spare of the new version; those of the old one have gone.
+        wait_until(lambda: len(server.workers) == 2 and not before & set(server.workers))
         workers = set(server.workers)
         assert server.admin("/admin/swap", {"export": str(live)}) == (200, {"version": "v2"})
         assert workers <= set(server.workers)
