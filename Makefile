@@ -108,7 +108,7 @@ BARE_TESTS := tests/gpu tests/ops tests/models tests/embeddings tests/parallel/e
 BARE_NEEDS_MORE := tests/models/test_device_of_model.py tests/models/test_guide_own_model.py tests/training/metrics/test_full_ranking.py \
   tests/ops/test_written_decimals.py tests/training/metrics/test_metrics.py tests/training/report/test_progress.py tests/training/report/test_report.py \
   tests/training/report/test_windows.py \
-  tests/training/test_balanced_ranks.py tests/training/test_search_space.py tests/training/records/test_log.py tests/training/test_self_distillation.py \
+  tests/training/test_balanced_ranks.py tests/training/test_label_weights.py tests/training/test_search_space.py tests/training/records/test_log.py tests/training/test_self_distillation.py \
   tests/training/test_early_stop.py tests/training/test_repeats.py
 
 # What tests/gpu/test_virtual_ranks.py shows on a GPU, with tensors on the CPU: every placement, tower and wire.

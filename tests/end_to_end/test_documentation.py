@@ -190,7 +190,8 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
     """Paths with a folder, as `data/encoded/loader.py`: from the root or the package. `runs/…` are made by runs."""
     for found in re.finditer(r"`([\w.-]+/[\w./-]*(?:\.(?:py|md|txt|toml|cpp|sh)|/))`", prose(document)):
         is_made = (
-            found[1].startswith(("runs/", "checkpoints/", "quarantine/", "step-", "site/")) or ROOT / found[1] in MADE
+            found[1].startswith(("runs/", "checkpoints/", "quarantine/", "step-", "site/", "stream/"))
+            or ROOT / found[1] in MADE
         )
         if not is_made:
             assert (ROOT / found[1]).exists() or (ROOT / "ziggurat" / found[1]).exists(), found[1]
