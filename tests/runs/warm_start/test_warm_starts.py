@@ -225,6 +225,20 @@ def test_what_cannot_be_taken_is_refused_with_ways_out(place: Path) -> None:
         begin(config_of({"warm-start.step": str(others[-1])}))
 
 
+def test_another_network_with_weights_of_the_same_shapes_is_said(place: Path) -> None:
+    first = train_run(config_of(), folder="runs/a", data=events(600))
+    changes = {"model.deep.activation": "hard_swish", "model.deep.normalization": "block"}
+    second = train_run(config_of(changes), folder="runs/b", data=events(600), warm_start=first)
+    record = WARM_START.read(second.folder / "warm_start.json")
+    assert not record["dense_not_taken"]
+    assert record["lines"]["another network"] == (
+        'deep.activation "hard_swish" in place of "relu", deep.normalization "block" in place of "none": its '
+        "weights were trained in the parent's"
+    )
+    same = train_run(config_of(), folder="runs/c", data=events(600), warm_start=first)
+    assert "another network" not in WARM_START.read(same.folder / "warm_start.json")["lines"]
+
+
 def test_other_features_leave_the_weights_that_read_them_as_they_were_drawn(place: Path) -> None:
     first = train_run(config_of(), folder="runs/a", data=events(600))
     user, _, price = SCHEMA.features

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings.storage import TablePart
 from ziggurat.embeddings.storage.table_storage import WEIGHT
@@ -398,6 +399,8 @@ def _lines(
         lines[f"not taken {number}"] = f"{_listed(names)}: {why}"
     if dense.gone:
         lines["without a place"] = f"{_listed(dense.gone)}, of the parent"
+    if other := _other_settings(parent, config):
+        lines["another network"] = f"{_listed(other)}: its weights were trained in the parent's"
     if moved := _moved_numbers(parent, prepared):
         lines["numbers"] = f"their statistics are those of the new data: {', '.join(moved)}"
     lines["optimizers"] = (
@@ -409,6 +412,19 @@ def _lines(
 def _listed(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _other_settings(parent: Parent, config: RunConfig) -> list[str]:
+    """Name the settings of the network in which a run differs from its parent; shapes do not show all of them."""
+    theirs = flattened(parent.config.model)
+    mine = flattened(config.model)
+    # Tables have lines of their own, and a start is not drawn where weights are taken.
+    names = [name for name in mine if name != "init" and not name.startswith("embedding")]
+    return [
+        f"{name} {mine[name]} in place of {theirs.get(name, 'none')}"
+        for name in names
+        if mine[name] != theirs.get(name)
+    ]
 
 
 def _moved_numbers(parent: Parent, prepared: PreparedData) -> list[str]:
