@@ -77,7 +77,8 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
 
     Args:
         model: on one device; built, not yet parallel.
-        arithmetic: of all products, or what chooses one for each module.
+        arithmetic: of all products (`Arithmetic.of_module` gives each module its own), or what chooses one for each
+            module.
 
     Returns:
         Which modules got which.
@@ -93,7 +94,8 @@ def convert(model: Model, arithmetic: Arithmetic | Choose) -> Converted:
     before = {name: module.arithmetic for name, module in reached.items()}
     chosen = {name: choose(name, module) for name, module in reached.items()}
     # Each arithmetic once, however many modules share it.
-    for each in {id(each): each for each in chosen.values()}.values():
+    tried = [arithmetic] if isinstance(arithmetic, Arithmetic) else chosen.values()
+    for each in {id(each): each for each in tried}.values():
         check_arithmetic(each)
     for name, module in reached.items():
         module.arithmetic = chosen[name]
@@ -131,11 +133,12 @@ def take_precision(
     if precision.is_dispatched:
         return _take_dispatch(model, dispatch, is_parallel=is_parallel, is_scored=is_scored)
     products = products_of(model).values()
-    if precision.arithmetic is None:
+    wanted = precision.arithmetic
+    if wanted is None:
         names = Counter(module.arithmetic.name for module in products if not module.arithmetic.is_native)
         return ", ".join(f"{name} in {count} modules" for name, count in names.items())
-    if products and all(module.arithmetic is precision.arithmetic for module in products):
-        return f"{precision.arithmetic.name} in {len(products)} modules"
+    if products and all(module.arithmetic.of_module("") == wanted for module in products):
+        return f"{wanted.name} in {len(products)} modules"
     if is_parallel:
         raise ConfigError(
             expected=f"a model whose products were converted to {precision} before it was made parallel",
@@ -147,7 +150,7 @@ def take_precision(
                 "from ziggurat.precision import Precision; TrainingConfig(precision=Precision.FP32)",
             ),
         )
-    return convert(model, precision.arithmetic).line()
+    return convert(model, wanted).line()
 
 
 def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: bool) -> str:
@@ -218,7 +221,7 @@ def runs_on_shapes(model: Model) -> list[tuple[nn.Module, Run]]:
 def _chooser(arithmetic: Arithmetic | Choose) -> Choose:
     """Return what chooses an arithmetic for each module."""
     if isinstance(arithmetic, Arithmetic):
-        return lambda name, module: arithmetic
+        return lambda name, module: arithmetic.of_module(name)
     if isinstance(arithmetic, type) or not callable(arithmetic):
         raise ConfigError(
             expected="an Arithmetic, or a function from the name of a module and the module to one",

@@ -59,6 +59,14 @@ class Arithmetic(ABC):
         outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
         return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
+    def of_module(self, name: str) -> Arithmetic:
+        """Return this arithmetic for one module, whose name its messages then have; mostly the arithmetic itself.
+
+        Args:
+            name: of the module in its model; "" for what all modules share.
+        """
+        return self
+
     def take_overflow(self) -> str:
         """Return which operand was no number of this arithmetic since the last call, for messages; "" for none."""
         return ""

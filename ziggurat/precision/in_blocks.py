@@ -20,6 +20,7 @@ A format of one's own is one more line: `Precision.add(InBlocks(BlockFormat.add(
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -39,16 +40,22 @@ class BlockArithmetic(RoundedArithmetic):
     Args:
         name: what reports call it.
         format: of the operands.
+        module: whose products they are, for messages; "" where many share the arithmetic.
     """
 
     name: str
     format: BlockFormat
+    module: str = ""
+
+    def of_module(self, name: str) -> BlockArithmetic:
+        """Return this arithmetic for one module. See `Arithmetic.of_module`."""
+        return dataclasses.replace(self, module=name)
 
     def rounded(self, operand: Tensor, *, dim: int) -> Tensor:
         """Return the FP32 numbers that the format holds of an operand."""
         if torch.compiler.is_compiling():
-            return _rounded_when_compiled(operand, self.format.name, dim)
-        return _rounded(operand, self.format, dim)
+            return _rounded_when_compiled(operand, self.format.name, dim, self.module)
+        return _rounded(operand, self.format, dim, self.module)
 
     def take_overflow(self) -> str:
         """Return what was no number of the format since the last call, "" for nothing."""
@@ -60,7 +67,7 @@ class BlockArithmetic(RoundedArithmetic):
 _overflows: dict[str, str] = {}
 
 
-def _rounded(operand: Tensor, format: BlockFormat, dim: int) -> Tensor:
+def _rounded(operand: Tensor, format: BlockFormat, dim: int, module: str) -> Tensor:
     """Round an operand; NaN throughout where it holds an infinity, or more than a format without scales can.
 
     An error would end one rank in the middle of a step, while the others wait for it. NaN reaches the loss or a
@@ -69,19 +76,20 @@ def _rounded(operand: Tensor, format: BlockFormat, dim: int) -> Tensor:
     try:
         return quantise(operand, format, dim).to(operand.dtype)
     except NumericsError as error:
-        place = f"an operand {tuple(operand.shape)} of a product in {format}, {error.found}"
+        product = f"a product of {module}" if module else "a product"
+        place = f"an operand {tuple(operand.shape)} of {product} in {format}, {error.found}"
         _overflows.setdefault(format.name, f"{place} (expected {error.expected})")
         return torch.full_like(operand, torch.nan)
 
 
 @torch.library.custom_op("ziggurat::rounded_to_blocks", mutates_args=())
-def _rounded_when_compiled(operand: Tensor, format: str, dim: int) -> Tensor:
+def _rounded_when_compiled(operand: Tensor, format: str, dim: int, module: str) -> Tensor:
     """Round an operand; one operation to torch.compile, which does not look inside."""
-    return _rounded(operand, BlockFormat.named(format), dim).contiguous()
+    return _rounded(operand, BlockFormat.named(format), dim, module).contiguous()
 
 
 @_rounded_when_compiled.register_fake
-def _(operand: Tensor, format: str, dim: int) -> Tensor:
+def _(operand: Tensor, format: str, dim: int, module: str) -> Tensor:
     return torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
 
 
