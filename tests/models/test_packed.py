@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,13 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.models import DCNv2Config, DINConfig, DLRMConfig, Model, ModelConfig, WukongConfig, build_model
+from ziggurat.models.blocks.mlp import MLP, Activation, MLPConfig, Normalization, padding_columns
 from ziggurat.models.contract.wrapped import wrap
 from ziggurat.models.costs.model_cost import flops_per_sample
 from ziggurat.models.packed import pack_products, take_bits
 from ziggurat.numerics import BlockFormat, quantise_reference
-from ziggurat.numerics.linear import linear_reference
-from ziggurat.precision import DenseProducts, packed
+from ziggurat.numerics.linear import PackedChain, linear_chain, linear_chain_reference, linear_reference, pack_linear
+from ziggurat.precision import NATIVE, DenseProducts, Linear, packed
 from ziggurat.precision.packed import PackedArithmetic
 from ziggurat.testing.batches import random_batch
 
@@ -115,7 +117,61 @@ def test_bits_give_the_same_scores_by_the_kernel_and_without_it(
         take_bits(again, found.formats, found.bits)
         assert torch.equal(again(batch), expected)
         monkeypatch.setattr(packed, "linear", linear_reference)
+        monkeypatch.setattr(packed, "linear_chain", linear_chain_reference)
         assert torch.equal(again(batch), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.5}, {"bias": False}])
+@pytest.mark.parametrize("output_activation", [None, Activation.RELU])
+def test_an_mlp_is_one_call_with_the_bits_of_its_layers(
+    options: dict[str, Any], output_activation: Activation | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MLPConfig(**({"hidden_dims": (40, 24)} | options))
+    mlp = MLP(130, config=config, output_dim=3, output_activation=output_activation).eval()
+    for module in mlp.modules():
+        if isinstance(module, Linear):
+            map = pack_linear(module.weight, BlockFormat.named("mx9"), bias=module.bias)
+            module.arithmetic = PackedArithmetic(map)
+    calls = list[int]()
+
+    def counted(x: Tensor, chain: PackedChain) -> Tensor:
+        calls.append(len(chain.maps))
+        return linear_chain(x, chain)
+
+    monkeypatch.setattr(packed, "linear_chain", counted)
+    x = torch.randn(5, 130, generator=torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(x, (0, padding_columns(130)))
+    assert padded.shape[1] > 130
+    with torch.no_grad():
+        found = mlp(x)
+        assert torch.equal(mlp(padded), found)
+        assert calls == [1 + len(config.hidden_dims)] * 2
+        # Who listens to a layer makes it one of several calls, as does another arithmetic among them.
+        heard = list[Tensor]()
+        assert mlp.output is not None
+        hook = mlp.output.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+        assert torch.equal(mlp(x), found)
+        assert len(heard) == 1
+        hook.remove()
+        mlp.output.arithmetic = NATIVE
+        assert mlp(x).shape == found.shape
+    assert len(calls) == 2
+    with pytest.raises(ConfigError, match="weights in few bits are for scoring"):
+        mlp(x.requires_grad_())
+
+
+def test_a_batch_that_trains_norms_or_other_activations_are_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "linear_chain", None)  # nobody calls it
+    for config in (
+        MLPConfig(hidden_dims=(8,), activation=Activation.HARD_SWISH),
+        MLPConfig(hidden_dims=(8,), normalization=Normalization.BLOCK),
+    ):
+        mlp = MLP(16, config=config, output_dim=2).eval()
+        for module in mlp.modules():
+            if isinstance(module, Linear):
+                module.arithmetic = PackedArithmetic(pack_linear(module.weight, BlockFormat.named("int8")))
+        with torch.no_grad():
+            assert mlp(torch.ones(2, 16)).isfinite().all()
 
 
 def test_what_is_packed_and_what_is_not_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import platform
 
@@ -13,7 +14,18 @@ import torch
 from tests.numerics.tensors import same_bits
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.numerics import BlockFormat, quantise
-from ziggurat.numerics.linear import SOURCE, declare, integers_of, linear, linear_reference, pack_linear
+from ziggurat.numerics.linear import (
+    SOURCE,
+    PackedChain,
+    PackedLinear,
+    declare,
+    integers_of,
+    linear,
+    linear_chain,
+    linear_chain_reference,
+    linear_reference,
+    pack_linear,
+)
 from ziggurat.ops.cpp_build import CppLibrary
 
 NARROW = ("mx6", "mx4", "mxint8", "msfp16", "int8")
@@ -61,6 +73,52 @@ def test_the_kernel_gives_the_bits_of_the_reference(name: str, instructions: str
             assert found[2].isnan().all()
             assert found[0].isfinite().all()
             assert torch.equal(found[1], torch.zeros(outputs) if bias is None else bias)
+
+
+def layers(name: str, *widths: int) -> tuple[PackedLinear, ...]:
+    """Packed maps of these widths, every other one with a bias."""
+    return tuple(
+        pack_linear(
+            normal(outputs, inputs, seed=inputs),
+            BlockFormat.named(name),
+            bias=normal(outputs, seed=outputs) if outputs % 2 else None,
+        )
+        for inputs, outputs in itertools.pairwise(widths)
+    )
+
+
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@FORMATS
+def test_a_chain_gives_the_bits_of_its_maps_and_relu_in_turns(name: str, instructions: str) -> None:
+    library = build(instructions)
+    maps = layers(name, 37, 70, 33, 5)
+    for batch in (0, 1, 3, 17):
+        x = normal(batch, 37, seed=batch)
+        if batch > 2:
+            x[1, 4] = math.nan
+            x[2] = -0.0
+        for relu_last in (False, True):
+            chain = PackedChain(maps=maps, relu_last=relu_last)
+            expected = x
+            for index, map in enumerate(maps):
+                expected = linear(expected, map, library=library)
+                if relu_last or index < 2:
+                    expected = torch.relu(expected)
+            assert same_bits(linear_chain(x, chain, library=library), expected)
+            assert same_bits(linear_chain_reference(x, chain), expected)
+
+
+def test_a_chain_reads_no_column_behind_its_inputs_and_refuses_too_few() -> None:
+    chain = PackedChain(maps=layers("mx9", 20, 33, 4), relu_last=False)
+    x = normal(9, 28)
+    expected = linear_chain(x[:, :20].contiguous(), chain)
+    assert same_bits(linear_chain(x[:, :20], chain), expected)
+    x[:, 20:] = math.nan
+    assert same_bits(linear_chain(x, chain), expected)
+    assert same_bits(linear_chain(x.T.contiguous().T, chain), expected)
+    assert same_bits(linear_chain(x, chain, library=CppLibrary.missing("no compiler")), expected)
+    with pytest.raises(ConfigError, match="20 inputs, as the weight has"):
+        linear_chain(x[:, :19], chain)
 
 
 @FORMATS

@@ -20,6 +20,7 @@ X and W differently forward and backward. It is one `ArithmeticByDirection`: the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -58,6 +59,20 @@ class Arithmetic(ABC):
         # Leading dims together: one matrix, as `F.linear` multiplies it.
         outputs = self.matmul(inputs.flatten(0, -2), weight.t()).unflatten(0, inputs.shape[:-1])
         return outputs if bias is None else outputs + bias.to(outputs.dtype)
+
+    def relu_chain(
+        self, following: Sequence[Arithmetic], *, relu_last: bool
+    ) -> Callable[[Float[Tensor, "B i"]], Float[Tensor, "B o"] | None] | None:
+        """Return what computes `linear` of this arithmetic and of those that follow at once, with ReLU in between.
+
+        It gives the bits of the layers one after the other, or None for an input that it does not take. None instead
+        of it: each layer is asked alone.
+
+        Args:
+            following: of the layers that follow.
+            relu_last: whether ReLU follows the last layer, too.
+        """
+        return None
 
     def of_module(self, name: str) -> Arithmetic:
         """Return this arithmetic for one module, whose name its messages then have; mostly the arithmetic itself.

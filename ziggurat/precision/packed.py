@@ -13,13 +13,16 @@ all of the row is. So a chain of layers converts each number once a layer, insid
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.numerics import BlockFormat
-from ziggurat.numerics.linear import PackedLinear, linear, pack_linear
+from ziggurat.numerics.linear import PackedChain, PackedLinear, linear, linear_chain, pack_linear
 from ziggurat.precision.arithmetic import Arithmetic
 from ziggurat.precision.kernels import ProductKernel
 
@@ -38,6 +41,8 @@ class PackedArithmetic(Arithmetic):
         self.name = f"packed {map.format}"
         self.map = map
         self._module = module
+        # The chain that was asked for last, and of which layers: an MLP asks for the same one at each batch.
+        self._chain: tuple[tuple[Arithmetic, ...], bool, PackedChain] | None = None
 
     def matmul(self, left: Float[Tensor, "*B m k"], right: Float[Tensor, "*B k n"]) -> Float[Tensor, "*B m n"]:
         """Multiply two activations, in FP32."""
@@ -61,6 +66,19 @@ class PackedArithmetic(Arithmetic):
             raise self._refusal("activations on a CPU, whose integers it multiplies", f"{inputs.device}")
         return linear(inputs, self.map)
 
+    def relu_chain(
+        self, following: Sequence[Arithmetic], *, relu_last: bool
+    ) -> Callable[[Float[Tensor, "B i"]], Float[Tensor, "B o"] | None] | None:
+        """Return what multiplies by all the packed weights in one call. See `Arithmetic.relu_chain`."""
+        layers = (self, *following)
+        known = self._chain
+        if known is None or known[0] != layers or known[1] != relu_last:
+            maps = tuple(each.map for each in layers if isinstance(each, PackedArithmetic))
+            if len(maps) < len(layers):
+                return None
+            known = self._chain = (layers, relu_last, PackedChain(maps=maps, relu_last=relu_last))
+        return functools.partial(_chained, chain=known[2])
+
     def _refusal(self, expected: str, found: str) -> ConfigError:
         return ConfigError(
             expected=expected,
@@ -71,6 +89,15 @@ class PackedArithmetic(Arithmetic):
                 "train or compute elsewhere by the run that this one was packed from",
             ),
         )
+
+
+def _chained(inputs: Float[Tensor, "B i"], *, chain: PackedChain) -> Float[Tensor, "B o"] | None:
+    """Multiply by all weights of a chain; None where each layer has to be asked, as it may refuse its input."""
+    if inputs.dim() != 2 or inputs.dtype is not torch.float32 or inputs.device.type != "cpu":
+        return None
+    if inputs.requires_grad and torch.is_grad_enabled():
+        return None
+    return linear_chain(inputs, chain)
 
 
 class PackedKernel(ProductKernel):

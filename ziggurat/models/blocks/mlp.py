@@ -132,6 +132,8 @@ class MLP(nn.Module):
                 without_gradient(linear.bias)  # the mean over the batch takes it out again
         self.output = None if output_dim is None else Linear(dims[-1], output_dim, bias=output_bias)
         self.output_dim = dims[-1] if output_dim is None else output_dim
+        is_relu = config.activation is Activation.RELU and output_activation in (None, Activation.RELU)
+        self._is_relu_chain = is_relu and config.normalization is Normalization.NONE
 
     @property
     def output_bias(self) -> nn.Parameter | None:
@@ -140,6 +142,10 @@ class MLP(nn.Module):
 
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
         """Apply every layer; the input may end in `padding_columns` columns of zeros."""
+        if not self.training:
+            outputs_BO = self._at_once(inputs_BI)
+            if outputs_BO is not None:
+                return outputs_BO
         hidden_BH = inputs_BI
         for index, layer in enumerate(self.layers):
             # Only the input of the whole may be padded: between layers nobody adds columns.
@@ -157,6 +163,27 @@ class MLP(nn.Module):
         if self.output_activation is not None:
             hidden_BH = activate(hidden_BH, self.output_activation)
         return hidden_BH
+
+    def _at_once(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"] | None:
+        """Return what all layers make of an input, where their arithmetic computes them in one call; else None."""
+        if not self._is_relu_chain:
+            return None
+        for layer in self.layers:
+            # One look is enough for torch's own products, which pay for it at each batch.
+            if isinstance(layer, Linear) and layer.arithmetic.is_native:
+                return None
+            break
+        layers = [*self.layers] if self.output is None else [*self.layers, self.output]
+        arithmetics = [layer.arithmetic for layer in layers if isinstance(layer, Linear)]
+        if len(arithmetics) < len(layers) or not arithmetics:
+            return None
+        relu_last = self.output is None or self.output_activation is not None
+        chain = arithmetics[0].relu_chain(arithmetics[1:], relu_last=relu_last)
+        # Who listens to a layer (a teacher's vectors are what enters the last one) hears it only if it is called.
+        if chain is None or any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
+            return None
+        _check_padding(inputs_BI, layers[0].in_features)
+        return chain(inputs_BI)
 
 
 def forgets_constants(config: MLPConfig) -> bool:
@@ -178,8 +205,14 @@ def _padded_linear(inputs_BI: Tensor, linear: nn.Module) -> Tensor:
     padding = inputs_BI.shape[1] - linear.in_features
     if not padding:
         return linear(inputs_BI)
-    assert padding == padding_columns(linear.in_features), f"{inputs_BI.shape[1]} columns for {linear.in_features}"
+    _check_padding(inputs_BI, linear.in_features)
     return linear.padded(inputs_BI)
+
+
+def _check_padding(inputs_BI: Tensor, in_features: int) -> None:
+    """Hold columns of zeros at the end of an input to their number."""
+    padding = inputs_BI.shape[1] - in_features
+    assert padding in (0, padding_columns(in_features)), f"{inputs_BI.shape[1]} columns for {in_features}"
 
 
 def activate(inputs: Tensor, activation: Activation) -> Tensor:

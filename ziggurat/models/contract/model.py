@@ -491,6 +491,8 @@ def look_up_pooled(model: Model, batch: Batch) -> Float[Tensor, "B T"]:
     On many ranks with towers this is what `TowerTransform` takes.
     """
     device = batch.dense.device.type
+    if not torch.is_autocast_enabled(device):  # nothing to leave, and a score of one row has few microseconds
+        return model.embeddings(batch)
     is_rounded = model.rounds_pooled and _computes_in_bf16(device)
     # Tables stay FP32: autocast would round what a lookup sums.
     with torch.autocast(device, enabled=False):
@@ -498,4 +500,4 @@ def look_up_pooled(model: Model, batch: Batch) -> Float[Tensor, "B T"]:
 
 
 def _computes_in_bf16(device: str) -> bool:
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+    return torch.get_autocast_dtype(device) is torch.bfloat16

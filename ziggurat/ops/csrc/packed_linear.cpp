@@ -121,8 +121,9 @@ struct Activations {
   std::vector<float> scales;    // NaN where a row has a number that is not finite
 };
 
+// Consecutive rows begin `stride` numbers apart.
 template <typename Code, bool is_wide>
-void quantise_rows(const float* x, int64_t batch, const Linear& map, Activations& found) {
+void quantise_rows(const float* x, int64_t batch, int64_t stride, const Linear& map, Activations& found) {
   constexpr int kMost = is_wide ? 32767 : 127;
   const int64_t padded = map.num_blocks * kBlock;
   const int64_t row_words = padded * int64_t(sizeof(Code)) / 4;
@@ -130,7 +131,7 @@ void quantise_rows(const float* x, int64_t batch, const Linear& map, Activations
   found.begins.assign(batch * map.num_blocks, 0);
   found.scales.resize(batch);
   for (int64_t row = 0; row < batch; ++row) {
-    const float* from = x + row * map.inputs;
+    const float* from = x + row * stride;
     int32_t largest_bits = 0;  // magnitudes are ordered as their bits are, NaN above all
     for (int64_t i = 0; i < map.inputs; ++i) {
       int32_t bits;
@@ -249,6 +250,22 @@ void multiply(const Linear& map, const Activations& x, int64_t batch, float* out
   }
 }
 
+void multiply_rows(const Linear& map, const float* x, int64_t batch, int64_t stride, float* out, int64_t num_threads) {
+  const int threads = batch * map.outputs * map.inputs < (1 << 20) ? 1 : int(num_threads);
+  static thread_local Activations activations;  // its memory serves the next call too
+  if (map.is_wide) {
+    quantise_rows<int16_t, true>(x, batch, stride, map, activations);
+    multiply<true, true>(map, activations, batch, out, threads);
+  } else {
+    quantise_rows<Narrow, false>(x, batch, stride, map, activations);
+    if (map.exponents) {
+      multiply<false, true>(map, activations, batch, out, threads);
+    } else {
+      multiply<false, false>(map, activations, batch, out, threads);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -257,20 +274,28 @@ extern "C" {
 int64_t ziggurat_linear_path() { return kPath; }
 
 // x: (batch, inputs); out: (batch, outputs).
-void ziggurat_linear(const Linear* given, const float* x, int64_t batch, float* out, int64_t num_threads) {
-  const Linear& map = *given;
-  const int threads = batch * map.outputs * map.inputs < (1 << 20) ? 1 : int(num_threads);
-  static thread_local Activations activations;  // its memory serves the next call too
-  if (map.is_wide) {
-    quantise_rows<int16_t, true>(x, batch, map, activations);
-    multiply<true, true>(map, activations, batch, out, threads);
-  } else {
-    quantise_rows<Narrow, false>(x, batch, map, activations);
-    if (map.exponents) {
-      multiply<false, true>(map, activations, batch, out, threads);
-    } else {
-      multiply<false, false>(map, activations, batch, out, threads);
+void ziggurat_linear(const Linear* map, const float* x, int64_t batch, float* out, int64_t num_threads) {
+  multiply_rows(*map, x, batch, map->inputs, out, num_threads);
+}
+
+// Maps one after the other, each but the last followed by max(y, 0), and the last one too if it is asked for. Rows of x
+// begin `stride` numbers apart.
+void ziggurat_linear_chain(const Linear* const* maps, int64_t num_maps, int64_t relu_last, const float* x, int64_t batch,
+                           int64_t stride, float* out, int64_t num_threads) {
+  static thread_local std::vector<float> hidden[2];  // their memory serves the next call too
+  for (int64_t i = 0; i < num_maps; ++i) {
+    const Linear& map = *maps[i];
+    const int64_t size = batch * map.outputs;
+    const bool is_last = i + 1 == num_maps;
+    std::vector<float>& room = hidden[i % 2];  // the other one is read
+    if (!is_last && int64_t(room.size()) < size) room.resize(size);
+    float* to = is_last ? out : room.data();
+    multiply_rows(map, x, batch, stride, to, num_threads);
+    if (!is_last || relu_last) {
+      for (int64_t k = 0; k < size; ++k) to[k] = to[k] < 0.0f ? 0.0f : to[k];  // NaN stays, as torch has it
     }
+    x = to;
+    stride = map.outputs;
   }
 }
 
