@@ -220,6 +220,30 @@ def test_differences_are_refused_by_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "ways"),
+    [
+        (
+            zg.ExportConfig(products="mx6"),
+            ("products in more bits: --products mx9, or none", "quantise run --products mx6"),
+        ),
+        (zg.ExportConfig(products="mx9"), ("products in FP32: leave --products out", "quantise run --products mx9")),
+        (zg.ExportConfig(dispatch="plan.json"), ("products in FP32: leave --dispatch out", "run --products mx9")),
+        (zg.ExportConfig(tables=RowFormat.INT4), ("tables in more bits", "quantise run --by-table")),
+    ],
+)
+def test_ways_out_of_a_difference_are_others_than_what_was_asked_for(
+    config: zg.ExportConfig, ways: tuple[str, ...]
+) -> None:
+    lossy = Parity(num_rows=9, largest_difference=0.1, largest_of_requests=0.1, metrics={"auc/like": (0.7, 0.6997)})
+    with pytest.raises(ExportError) as refused:
+        refuse_difference(lossy, config=config, where="run")
+    *found, allowed = refused.value.ways_out
+    assert allowed == "take it all the same: --allow"
+    assert len(found) == len(ways)
+    assert all(way in each for way, each in zip(ways, found, strict=True))
+
+
+@pytest.mark.parametrize(
     ("metrics", "is_worse"),
     [
         ({"auc/like": (0.7, 0.7003)}, False),

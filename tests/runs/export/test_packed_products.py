@@ -19,7 +19,7 @@ from ziggurat.errors import ConfigError, ExportError
 from ziggurat.models.packed import packable_modules
 from ziggurat.models.scoring_plan import ScoringPlan
 from ziggurat.numerics import BlockFormat
-from ziggurat.numerics.linear import linear_reference
+from ziggurat.numerics.linear import linear_chain_reference, linear_reference
 from ziggurat.precision import packed
 from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import Choice
@@ -29,6 +29,7 @@ from ziggurat.serving.answering.chain import Question
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.export_folder import open_export, seal_export
 from ziggurat.serving.export.packed_model import MODEL
+from ziggurat.training.records.run_folder import CONFIG
 
 MX6 = BlockFormat.named("mx6")
 QUICK = zg.ExportConfig(golden=2, parity_rows=300, products="mx6", allow=True)
@@ -56,6 +57,7 @@ def test_an_export_scores_as_the_packed_run_on_every_path(
     assert 1e-5 < facts["parity"]["largest_difference"] < 0.1, "it is compared with the run in FP32"
     # A machine without the compiled kernel.
     monkeypatch.setattr(packed, "linear", linear_reference)
+    monkeypatch.setattr(packed, "linear_chain", linear_chain_reference)
     assert np.array_equal(zg.Recommender.load(export).scores(rows), expected)
 
 
@@ -128,6 +130,29 @@ def test_an_export_by_a_dispatch_has_a_format_for_each_product(
         zg.ExportConfig(products="mx6", dispatch=str(file))
     assert main(["export", str(shop.two_tower), "--out", str(tmp_path / "other"), *words]) == 2
     assert "a dispatch of" in capsys.readouterr().err
+
+
+def test_what_an_export_multiplies_is_said_of_a_run_trained_in_few_bits(
+    shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few_bits = tmp_path / "few_bits"
+    shutil.copytree(shop.ranker, few_bits)
+    config = CONFIG.read(few_bits / "config.json")
+    config["training"]["precision"] = "mx6"
+    CONFIG.write(few_bits / "config.json", config)
+
+    def said(products: str) -> list[str]:
+        caplog.clear()
+        zg.export_run(few_bits, out=tmp_path / "export", config=dataclasses.replace(QUICK, products=products))
+        return [each for each in caplog.messages if "few_bits: " in each]
+
+    packed_in = "few_bits: the export multiplies by weights packed in mx9; the run was trained with products in mx6"
+    assert said("mx9") == [packed_in]
+    assert said("mx9") == [], "once is enough"
+    assert said("mx6") == [], "nothing differs"
+    (plain,) = said("")
+    assert plain.startswith("few_bits: the export multiplies FP32 numbers; the run was trained with products in mx6")
+    assert "--products mx6 packs its weights" in plain
 
 
 def test_unknown_formats_and_damaged_bits_are_refused(shop: Shop, export: Path, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ziggurat.commands import pasted
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.packed import packed_format
 from ziggurat.ops.row_formats import PLAIN, RowFormat
 from ziggurat.typed import Count, CountOrNone, Share, checked
+
+_MOST_BITS = "mx9"  # of the formats that products are usually packed in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +97,26 @@ class ExportConfig:
         ways: list[str] = []
         if self.kept.has_few_bits:
             ways.append("tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32")
-        if self.products:
-            ways.append("products in more bits: --products mx9, or none: leave --products out")
+        if self.products and self.products != _MOST_BITS:
+            ways.append(f"products in more bits: --products {_MOST_BITS}, or none: leave --products out")
+        elif self.products:
+            ways.append("products in FP32: leave --products out")
         if self.dispatch:
-            ways.append("products in FP32: leave --dispatch out; or all of them in more bits: --products mx9")
+            ways.append("products in FP32: leave --dispatch out")
         return tuple(ways)
+
+    def ways_to_see_costs(self, run: str) -> tuple[str, ...]:
+        """Return the commands that say what the formats cost a run.
+
+        Args:
+            run: its folder.
+        """
+        commands: list[str] = []
+        if self.kept.has_few_bits:
+            commands.append(f"ziggurat quantise {pasted(run)} --by-table")
+        if self.products or self.dispatch:
+            commands.append(f"ziggurat quantise {pasted(run)} --products {self.products or _MOST_BITS}")
+        return tuple(f"see what each costs: {command}" for command in commands)
 
     @property
     def kept(self) -> TablesConfig:

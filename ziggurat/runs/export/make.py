@@ -12,12 +12,13 @@ name only if it scores as the run does. A failed export leaves an older one as i
 
 from __future__ import annotations
 
+import functools
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ziggurat.arguments import check_arguments
 from ziggurat.commands import pasted
@@ -32,7 +33,9 @@ from ziggurat.models.build import ModelConfig
 from ziggurat.models.packed import packed_format
 from ziggurat.models.scoring_plan import ScoringPlan
 from ziggurat.numerics import BlockFormat
+from ziggurat.numerics.linear import is_packed_format
 from ziggurat.parallel.device import Device
+from ziggurat.precision import PLAIN, Precision
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.answering_model import answering
@@ -49,6 +52,7 @@ from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.packed_run import read_products
 from ziggurat.runs.teachers.rows import history_join_of
 from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
@@ -65,7 +69,10 @@ from ziggurat.serving.export.packed_model import save_model
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
 from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
+from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +210,7 @@ def export_run(
 
 
 def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[ModelConfig]]) -> _Runs:
-    on_cpu: dict[str, Any] = {"models": tuple(models), "device": Device.CPU}  # where it is served
-    main = load_run(run, **on_cpu)
+    main = _loaded(run, models=models)
     if not isinstance(main.model, VectorModel):
         if ranker is not None:
             raise ConfigError(
@@ -217,7 +223,7 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[M
                 ),
             )
         return _Runs(main=main, encoder=None, ranker=main)
-    second = None if ranker is None else load_run(ranker, **on_cpu)
+    second = None if ranker is None else _loaded(ranker, models=models)
     if second is not None and isinstance(second.model, VectorModel):
         raise ConfigError(
             expected="a ranking run",
@@ -226,6 +232,16 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[M
             ways_out="name the run of a ranking model: dlrm, dcn_v2, …",
         )
     return _Runs(main=main, encoder=main, ranker=second)
+
+
+def _loaded(folder: str | Path, *, models: Sequence[type[ModelConfig]]) -> Run:
+    """Load a run on the device where its export is served.
+
+    FP32 is asked for by name, so that nothing is said here of what the run was trained in: its products may be packed
+    on the way, and `_say_other_products` knows what is served.
+    """
+    packed = read_products(RunFolder(Path(folder)))
+    return load_run(folder, models=models, device=Device.CPU, precision=PLAIN if packed is None else None)
 
 
 _Products = dict[str, BlockFormat | Mapping[str, BlockFormat]]  # by part
@@ -306,7 +322,34 @@ def _write_models(
             said[part] = {"format_of_weights": written.packed.format_name, "left": written.packed.left}
             if by_module := written.packed.by_module:
                 said[part]["by_module"] = by_module
+        served = None if written.packed is None else written.packed.format_name
+        _say_other_products(run.folder.absolute(), run.config.training.precision, served)
     return {"products": said} if said else {}
+
+
+@functools.cache  # a stream exports window after window of one run, and one line is enough
+def _say_other_products(folder: Path, trained: Precision, served: str | None) -> None:
+    """Say that an export multiplies otherwise than the training of its run did.
+
+    Args:
+        folder: of the run.
+        trained: precision of the training.
+        served: formats of the packed weights; None: FP32.
+    """
+    if (trained.arithmetic is None and not trained.is_dispatched) or str(trained) == served:
+        return
+    way_out = ""
+    if served is None:
+        packable = [each.name for each in BlockFormat.listed() if is_packed_format(each)]
+        format = str(trained) if str(trained) in packable else "mx9"
+        way_out = f" (--products {format} packs its weights; in Python ExportConfig(products={format!r}))"
+    _log.warning(
+        "%s: the export multiplies %s; the run was trained with products in %s%s",
+        folder.name,
+        "FP32 numbers" if served is None else f"by weights packed in {served}",
+        trained,
+        way_out,
+    )
 
 
 def _write_catalogue(

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from ziggurat.commands import pasted
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.values.parsing import vectors_of_words
 from ziggurat.data.raw.chunk import RawChunk
@@ -144,7 +143,7 @@ def refuse_difference(parity: Parity, *, config: ExportConfig, where: str) -> No
                 where=where,
                 ways_out=(
                     *config.ways_to_more_bits,
-                    f"see what each costs: ziggurat quantise {pasted(where)} --by-table",
+                    *config.ways_to_see_costs(where),
                     "take it all the same: --allow",
                 ),
             )
