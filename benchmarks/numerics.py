@@ -9,9 +9,10 @@
     rounding   GB/s of rounding a large tensor along each axis, against a copy of the same bytes into a new tensor
     mods       LoKA's options of models, each alone and together: five seeds on Frappe, quality and step time (minutes)
     int8       training by INT8 products: five seeds on Frappe, quality (minutes)
-    few_bits   MX9 on the synthetic teacher, and HR@10 of HSTU (longer)
+    few_bits   MX9 on the synthetic teacher (longer)
+    histories  MX9 in HSTU on MovieLens-1M: HR@10 (hours)
 
-The last three are run only where they are named: `--source FOLDER` says where Frappe's files are.
+The last four are run only where they are named: `--source FOLDER` says where Frappe's files are.
 
 Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
 one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
@@ -33,7 +34,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import chosen, percentiles, say
-from benchmarks.numerics_quality import measure_few_bits, measure_int8, measure_mods
+from benchmarks.numerics_quality import measure_few_bits, measure_histories, measure_int8, measure_mods
 from benchmarks.ours import OurContestant
 from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
@@ -97,7 +98,11 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--source", default="", help="folder of Frappe's published files, of mods and int8")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant that count")
     models = ",".join(MODELS)
-    parser.add_argument("--models", default=models, help=f"whose steps are timed, comma separated (default: {models})")
+    parser.add_argument(
+        "--models",
+        default=models,
+        help=f"whose steps are timed, and that few_bits trains, comma separated (default: {models})",
+    )
     options = parser.parse_args(arguments)
     options.models = chosen(options.models, known=MODELS, option="ziggurat bench numerics --models")
     options.vectors = NUM_VECTORS
@@ -436,5 +441,6 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "mods": measure_mods,
     "int8": measure_int8,
     "few_bits": measure_few_bits,
+    "histories": measure_histories,
 }
-LONG_PARTS = ("mods", "int8", "few_bits")
+LONG_PARTS = ("mods", "int8", "few_bits", "histories")
