@@ -173,12 +173,12 @@ class MLP(nn.Module):
             if isinstance(layer, Linear) and layer.arithmetic.is_native:
                 return None
             break
-        layers = [*self.layers] if self.output is None else [*self.layers, self.output]
-        arithmetics = [layer.arithmetic for layer in layers if isinstance(layer, Linear)]
-        if len(arithmetics) < len(layers) or not arithmetics:
+        modules = [*self.layers] if self.output is None else [*self.layers, self.output]
+        layers = [layer for layer in modules if isinstance(layer, Linear)]
+        if len(layers) < len(modules) or not layers:
             return None
         relu_last = self.output is None or self.output_activation is not None
-        chain = arithmetics[0].relu_chain(arithmetics[1:], relu_last=relu_last)
+        chain = layers[0].arithmetic.relu_chain([layer.arithmetic for layer in layers[1:]], relu_last=relu_last)
         # Who listens to a layer (a teacher's vectors are what enters the last one) hears it only if it is called.
         if chain is None or any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers):
             return None
