@@ -169,7 +169,7 @@ chaos-serve: setup
 
 chaos-stream: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 14400 -s tests/runs/stream/test_killed_streams.py \
-	  tests/runs/stream/test_killed_publishing.py tests/runs/teachers/test_killed_logging.py
+	  tests/runs/stream/test_killed_publishing.py tests/runs/stream/test_live_scores.py tests/runs/teachers/test_killed_logging.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

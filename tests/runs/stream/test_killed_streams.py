@@ -104,7 +104,7 @@ def assert_same_streams(folder: Path, whole: Path, *, num_rows: int) -> None:
 class Moments:
     """Lets a stream die at a moment of its life, before or behind a call that changes what is on the disk."""
 
-    CALLS = (
+    CALLS: tuple[tuple[Any, str], ...] = (
         (KeptRows, "save"),
         (RowSpool, "write"),
         (EncodedWriter, "append"),
