@@ -121,7 +121,7 @@ def parts_of(log: pl.DataFrame, num: int, *, seed: int) -> list[pl.DataFrame]:
     return [log[first:last] for first, last in itertools.pairwise(cuts) if last > first]
 
 
-def turns_of(base: Path, frame: pl.DataFrame, *, seed: int, num_parts: int = 5) -> list[Callable[[], None]]:
+def turns_of(base: Path, frame: pl.DataFrame, *, seed: int, num_parts: int = 9) -> list[Callable[[], None]]:
     """Both logs file by file, each in its order, either of them ahead at random; the files are those of every seed."""
     labels = frame.drop_nulls("known").sort("known").select("id", "known")
     logs = {"rows": frame.drop("click", "known"), "labels": labels}
