@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals, Taken
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, positives_of
 from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, LATE, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
-from ziggurat.data.streams.windows import Clock, StreamConfig
+from ziggurat.data.streams.windows import Clock, LateRows, StreamConfig
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.label_state import LabelState
 
@@ -379,3 +380,79 @@ def test_runs_find_the_first_of_each_key_whatever_their_digests_end_with() -> No
     assert np.isnan(runs.find(np.array([b"x" * 16])).times).all()
     runs.cut(4000.0)
     assert len(runs) == 1000
+
+
+def shuffled(log: pl.DataFrame, *, seed: int, share: float) -> pl.DataFrame:
+    """The log with a share of its records moved up to two days behind."""
+    rng = np.random.default_rng(seed)
+    time = "known" if "known" in log.columns else "at"
+    behind = np.where(rng.random(log.height) < share, rng.integers(0, 2 * DAY, log.height), 0)
+    return log.with_columns(came=pl.col(time).cast(pl.Float64) + behind).sort("came", maintain_order=True).drop("came")
+
+
+@pytest.mark.parametrize("late", [LateRows.TRAIN, LateRows.DROP])
+@pytest.mark.parametrize("seed", range(6))
+def test_out_of_order_every_row_is_trained_once_and_by_the_label_that_it_is_judged_by(
+    tmp_path: Path, seed: int, late: LateRows
+) -> None:
+    """Rows and labels come late, files in any interleaving, and a process ends after each look."""
+    frame = both(250, negatives=seed % 4 > 1, seed=seed)
+    rows, labels = (shuffled(log, seed=seed, share=0.2) for log in logs_of(frame))
+    policy = [LabelDelay.CORRECT, LabelDelay.WAIT, LabelDelay.ASSUME_NEGATIVE][seed % 3]
+    settings: dict[str, Any] = {} if policy is LabelDelay.WAIT else {"observe_s": DAY / 4}
+    if policy is LabelDelay.CORRECT:
+        settings["confirms"] = True
+    delay = delay_of(policy, key="id", **settings)
+
+    def again() -> Arrivals:
+        config = StreamConfig(by="day", delay=delay, late=late)
+        return Arrivals(tmp_path / "stream", config=config, data=zg.DataConfig(train=("x",)), schema=SCHEMA)
+
+    rng = np.random.default_rng(seed)
+    there: tuple[list[Path], list[Path]] = ([], [])
+    for turn in [0, *rng.permutation([0] * 8 + [1] * 9).tolist()]:
+        log = (rows, labels)[turn]
+        number = len(there[turn])
+        path = tmp_path / f"{turn}-{number}.parquet"
+        log[number * log.height // 9 : (number + 1) * log.height // 9].write_parquet(path)
+        there[turn].append(path)
+        arrivals = again()
+        arrivals.take(there[0], labels=there[1])
+        while arrivals.finish_next(is_over=False):
+            pass
+    end = START + 40 * DAY
+    there[0].append(write(tmp_path, "end.parquet", id=[999_999], user=["z"], at=[end]))
+    there[1].append(write(tmp_path, "end-label.parquet", id=[999_999], known=[end + 10], click=[1]))
+    arrivals = again()
+    arrivals.take(there[0], labels=there[1])
+    while arrivals.finish_next(is_over=True):
+        pass
+    scored: Counter[int] = Counter()
+    positives: set[int] = set()
+    trained: dict[LabelState, Counter[int]] = {state: Counter() for state in LabelState}
+    learned: set[int] = set()
+    for number, window in enumerate(arrivals.journal.done[:-1], start=1):
+        truth = arrivals.truth(number)
+        assert truth is not None
+        scored.update(truth.rows.tolist())
+        positives |= set(truth.rows[truth.is_positive].tolist())
+        assert sorted(truth.rows.tolist()) == sorted(
+            row for chunk in arrivals.chunks(window) for row in chunk.global_rows.tolist()
+        )
+    for window in arrivals.journal.done:
+        for state, chunk in arrivals.lessons(window):
+            trained[state].update(chunk.global_rows.tolist())
+            if state in (LabelState.KNOWN, LabelState.CORRECTED):
+                learned |= set(chunk.global_rows[(chunk.frame["click"] == 1).to_numpy()].tolist())
+    (last,) = (row for chunk in arrivals.chunks(arrivals.journal.done[-1]) for row in chunk.global_rows.tolist())
+    for counts in trained.values():
+        counts.pop(last, None)
+    first = trained[LabelState.KNOWN] + trained[LabelState.ASSUMED]
+    dropped = arrivals.journal.dropped
+    assert len(scored) == 250 - dropped if late is LateRows.DROP else len(scored) == 250
+    assert max(scored.values()) == 1
+    assert first == scored
+    if policy is not LabelDelay.ASSUME_NEGATIVE:
+        assert learned - {last} == positives
+    if policy is LabelDelay.CORRECT:
+        assert trained[LabelState.ASSUMED] == trained[LabelState.CORRECTED] + trained[LabelState.CONFIRMED]

@@ -386,12 +386,9 @@ class AwaitingLabels:
         counts[EARLY] = int(is_early.sum())
         records = records.where(~is_early)
         times = times[~is_early]
-        settled = self._settled()
-        held = self._kept.journal.held.items()
-        waiting = [int(key) for key, rows in held if rows.last is None or rows.last > settled]
         # What a score was worth and what is trained follow from the same labels.
-        is_over = cut.windows(times + self._reach(cut)) <= self._closed
-        is_over = is_closed[~is_early] & (is_over | ~np.isin(cut.windows(times), waiting))
+        is_over = cut.windows(times) <= self._settled()
+        is_over = is_closed[~is_early] & (is_over | (cut.windows(times + self._reach(cut)) <= self._closed))
         kept, others = self._labels.judged(records, reach=self._reach(cut), over=is_over)
         counts += others
         is_closed = self._are_closed(kept.keys, self._labels.row_times(kept.keys), cut=cut)
