@@ -147,15 +147,21 @@ def verify_windows(run: RunFolder) -> Verdict:
 
 def _harmed_answers(run: RunFolder) -> Iterator[tuple[str, CheckpointError]]:
     """Give the scores of windows that wait for their labels, and are not as they were written."""
+    for number, digest in _waiting_answers(run).items():
+        try:
+            read_answers(run, number, digest=digest)
+        except CheckpointError as error:
+            # Of a stream that goes on in another process labels may have become complete meanwhile.
+            if _waiting_answers(run).get(number) == digest:
+                yield str(answers_file(run, number).relative_to(run.path)), error
+
+
+def _waiting_answers(run: RunFolder) -> dict[int, str]:
+    """Return the digests of the scores of windows that wait for their labels, by number."""
     journal = JournalFile(run.stream).read()
     settled = {record.window for record in read_windows(run.windows)}
-    for number, window in enumerate([] if journal is None else journal.done, start=1):
-        if not window.answers or number in settled:
-            continue
-        try:
-            read_answers(run, number, digest=window.answers)
-        except CheckpointError as error:
-            yield str(answers_file(run, number).relative_to(run.path)), error
+    done = enumerate([] if journal is None else journal.done, start=1)
+    return {number: window.answers for number, window in done if window.answers and number not in settled}
 
 
 def _damaged_files(run: RunFolder) -> list[tuple[str, ZigguratError]]:
