@@ -106,9 +106,9 @@ class Feeds(Said):
         super().__init__()
         self.turns = turns
 
-    def say(self, line: str) -> None:
-        super().say(line)
-        if not line.startswith("waiting for"):
+    def say(self, text: str) -> None:
+        super().say(text)
+        if not text.startswith("waiting for"):
             return
         if self.turns:
             self.turns.pop(0)()
