@@ -100,6 +100,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
             torch.set_num_threads(threads)
             say(f"products, {threads} threads")
             report.cases += products(graph, threads=threads, rounds=rounds, skipped=report.skipped)
+            report.figures += products_on_huge_pages(graph, threads=threads, rounds=rounds)
         torch.set_num_threads(1)
         say("steps of LightGCN")
         report.cases += steps(users, items, num_users=num_users, num_items=num_items, rounds=max(3, rounds // 3))
@@ -156,9 +157,8 @@ def quality(runs: Sequence[str]) -> list[dict[str, object]]:
 
 def products(graph: Graph, *, threads: int, rounds: int, skipped: list[str]) -> list[Case]:
     """Compare one product over all edges with those of others."""
-    # As tables and layers lie, for all contestants.
-    x = on_huge_pages(torch.randn(graph.num_columns, DIM, generator=torch.Generator().manual_seed(0)))
-    x_bf16 = on_huge_pages(x.bfloat16())
+    x = torch.randn(graph.num_columns, DIM, generator=torch.Generator().manual_seed(0))
+    x_bf16 = x.bfloat16()
     peers: dict[str, Callable[[], object]] = {f"torch.sparse {torch.__version__} (MKL)": of_torch(graph, x)}
     for name, make in (("sparse-dot-mkl", of_sparse_dot_mkl), ("PyG", of_pyg)):
         try:
@@ -190,6 +190,33 @@ def products(graph: Graph, *, threads: int, rounds: int, skipped: list[str]) -> 
                 )
             )
     return cases
+
+
+def products_on_huge_pages(graph: Graph, *, threads: int, rounds: int) -> list[dict[str, object]]:
+    """Time products of ours and of torch.sparse with features on pages of 2 MiB, as tables and layers lie."""
+    x = on_huge_pages(torch.randn(graph.num_columns, DIM, generator=torch.Generator().manual_seed(0)))
+    x_bf16 = on_huge_pages(x.bfloat16())
+    contestants: dict[str, Callable[[], object]] = {
+        "fp32": lambda: propagate(graph, x),
+        "bf16": lambda: propagate(graph, x_bf16, dtype=torch.bfloat16),
+        "torch": of_torch(graph, x),
+    }
+    times = taken(contestants, rounds=rounds, clock=time.process_time if threads == 1 else time.perf_counter)
+    found: list[dict[str, object]] = []
+    for dtype in ("fp32", "bf16"):
+        ratios = [theirs / ours for theirs, ours in zip(times["torch"], times[dtype], strict=True)]
+        low, high = percentiles(ratios)
+        found.append(
+            {
+                "name": f"huge_pages_{dtype}_{threads}_threads",
+                "ratio": statistics.median(ratios),
+                "ratio_p10": low,
+                "ratio_p90": high,
+                "ours_ms": 1e3 * statistics.median(times[dtype]),
+                "torch_sparse_ms": 1e3 * statistics.median(times["torch"]),
+            }
+        )
+    return found
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
