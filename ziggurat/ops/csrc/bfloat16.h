@@ -27,13 +27,15 @@ inline Bits widen(const uint16_t* from) {
 inline void narrow(uint16_t* to, Bits x) { *reinterpret_cast<Halves*>(to) = __builtin_convertvector(x, Halves); }
 #endif
 
-// Round to the nearest bfloat16, ties to even; NaN stays NaN.
-inline void store_bfloat16(uint16_t* to, Lanes x) {
-  const Bits bits = (Bits)x;
-  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
-  narrow(to, (is_nan & 0x7fc0u) | (~is_nan & rounded));
+// Round the bits of floats to the nearest bfloat16, ties to even, in the upper 16 bits; NaN stays NaN. The lower ones mean
+// nothing.
+template <typename B>
+inline B nearest_bfloat16(B bits) {
+  const B nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const B is_nan = (B)((bits & 0x7fffffffu) > 0x7f800000u);
+  return (is_nan & 0x7fc00000u) | (~is_nan & nearest);
 }
+inline void store_bfloat16(uint16_t* to, Lanes x) { narrow(to, nearest_bfloat16((Bits)x) >> 16); }
 
 inline uint16_t to_bfloat16(float x) {
   uint32_t bits;

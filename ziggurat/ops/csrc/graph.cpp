@@ -9,21 +9,14 @@
 
 #include "bfloat16.h"
 #include "memory.h"
+#include "registers.h"
 
 namespace {
 
 constexpr int64_t kAhead = 36;       // edges between asking for a row and reading it
 constexpr int64_t kTaskEdges = 4096;  // about so many edges are one task of a thread
 
-// As many floats as a register holds: of vectors that are wider, compilers keep the sums in memory instead, and a product
-// takes ten times as long.
-#if defined(__AVX512F__)
-constexpr int64_t kWide = 16;
-#elif defined(__AVX2__)
-constexpr int64_t kWide = 8;
-#else
-constexpr int64_t kWide = 4;
-#endif
+constexpr int64_t kWide = kRegisterBytes / 4;
 typedef float Wide __attribute__((vector_size(4 * kWide), aligned(4), may_alias));
 typedef uint32_t WideBits __attribute__((vector_size(4 * kWide), aligned(4), may_alias));
 typedef uint16_t WideHalves __attribute__((vector_size(2 * kWide), aligned(2), may_alias));
@@ -41,15 +34,8 @@ inline Wide load(const uint16_t* from) {
   return (Wide)(__builtin_convertvector(*reinterpret_cast<const WideHalves*>(from), WideBits) << 16);
 #endif
 }
-// The nearest BF16, ties to even, in the upper 16 bits; NaN stays NaN. The lower ones are those of the sum.
-inline WideBits nearest_bfloat16(Wide x) {
-  const WideBits bits = (WideBits)x;
-  const WideBits nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const WideBits is_nan = (WideBits)((bits & 0x7fffffffu) > 0x7f800000u);
-  return (is_nan & 0x7fc00000u) | (~is_nan & nearest);
-}
 inline void store(uint16_t* to, Wide x) {
-  const WideBits rounded = nearest_bfloat16(x) >> 16;
+  const WideBits rounded = nearest_bfloat16((WideBits)x) >> 16;
   *reinterpret_cast<WideHalves*>(to) = __builtin_convertvector(rounded, WideHalves);
 }
 
@@ -133,8 +119,8 @@ struct PairedSums {
   }
   void write(float scale, uint16_t* out) const {
     for (int64_t p = 0; p < pairs; ++p) {
-      const WideBits evens = nearest_bfloat16(scale * even[p]) >> 16;
-      const WideBits odds = nearest_bfloat16(scale * odd[p]) & 0xffff0000u;
+      const WideBits evens = nearest_bfloat16((WideBits)(scale * even[p])) >> 16;
+      const WideBits odds = nearest_bfloat16((WideBits)(scale * odd[p])) & 0xffff0000u;
       *reinterpret_cast<WideBits*>(out + 2 * p * kWide) = evens | odds;
     }
   }

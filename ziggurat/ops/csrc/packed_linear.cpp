@@ -16,6 +16,7 @@
 #include <immintrin.h>
 #endif
 
+#include "registers.h"
 #include "unaligned.h"
 
 namespace {
@@ -60,12 +61,8 @@ inline Ints sum_with_dot(Ints sum, Ints weights, const int32_t* activations) {
 }
 constexpr int64_t kPath = 2;
 #else
-// Registers of this machine, not a panel: of wider vectors GCC keeps the sums in memory, five times as slow.
-#if defined(__AVX2__)
-constexpr int64_t kVector = 8;
-#else
-constexpr int64_t kVector = 4;
-#endif
+// Without VNNI wider registers are not used: the products below are those of AVX2.
+constexpr int64_t kVector = std::min<int64_t>(kRegisterBytes, 32) / 4;
 typedef int32_t Ints __attribute__((vector_size(4 * kVector)));
 typedef float Floats __attribute__((vector_size(4 * kVector)));
 inline Ints all(int32_t value) { return Ints{} + value; }

@@ -19,6 +19,8 @@
 #include <immintrin.h>
 #endif
 
+#include "registers.h"
+
 namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
@@ -132,14 +134,7 @@ inline bool ends_in_point_zero(const uint8_t* data, int32_t start, int32_t lengt
   return length >= 2 && end[-1] == '0' && end[-2] == '.';
 }
 
-// As many numbers at a time as a register holds: wider vectors would lie in memory.
-#if defined(__AVX512F__)
-constexpr int64_t kLanes = 8;
-#elif defined(__AVX2__)
-constexpr int64_t kLanes = 4;
-#else
-constexpr int64_t kLanes = 2;
-#endif
+constexpr int64_t kLanes = kRegisterBytes / 8;  // numbers at a time
 using Words = uint64_t __attribute__((vector_size(8 * kLanes)));
 using Signed = int64_t __attribute__((vector_size(8 * kLanes)));
 using Doubles = double __attribute__((vector_size(8 * kLanes)));

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 
+#include "../registers.h"
 #include "packed_rows.h"
 #include "walk.h"
 #include "ways.h"
@@ -27,14 +28,7 @@ struct Miss {
 };
 
 constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
-// Keys that are compared at a time: as many as a register holds, for wider vectors would lie in memory.
-#if defined(__AVX512F__)
-constexpr int64_t kKeys = 8;
-#elif defined(__AVX2__)
-constexpr int64_t kKeys = 4;
-#else
-constexpr int64_t kKeys = 2;
-#endif
+constexpr int64_t kKeys = kRegisterBytes / 8;  // that are compared at a time
 typedef int64_t Keys __attribute__((vector_size(8 * kKeys), aligned(8), may_alias));
 inline Keys all_keys(int64_t key) { return Keys{} + key; }
 
