@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tests.training.tiny import tiny_dataset
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
+from ziggurat.features.batch import Batch
+from ziggurat.models import DLRMConfig, MLPConfig, Model, RankingModel, build_model
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
@@ -25,7 +29,9 @@ from ziggurat.parallel.topology import Topology
 from ziggurat.placements import Placement
 from ziggurat.plan import Plan, TablePlacement, Towers
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore
-from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.config import DenseOptimizer, EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.step.own_loss import LossFunction
+from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 TOWERS = Towers(towers=(("item", "tags"), ("user",)))
@@ -48,6 +54,34 @@ class Case:
     num_parts: int = 1
     exchange: Exchange = Exchange.PLAIN
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
+
+
+def dense_weights_after(
+    model: Model,
+    *,
+    loss: LossFunction,
+    batches: Sequence[Batch],
+    rank: int,
+    world_size: int,
+    dense: DenseParallelism,
+) -> dict[str, Tensor]:
+    """Return whole dense weights after a step on each batch, of which every rank takes its share."""
+    parallel = None
+    if world_size > 1:
+        tables = tuple(
+            TablePlacement(table=table.name, placement=Placement.ROW_WISE, ranks=tuple(range(world_size)))
+            for table in model.inputs.tables
+        )
+        plan = Plan(world_size=world_size, tables=tables)
+        parallel = parallelize(model, plan, Topology.create(), config=ParallelConfig(dense=dense))
+    config = TrainingConfig(optimizer=DenseOptimizer.SGD, learning_rate=0.5, precision=Precision.FP32)
+    step = TrainStep(model.train(), config, parallel=parallel, loss=loss)
+    for batch in batches:
+        share = batch.batch_size // world_size
+        assert step(batch.rows(rank * share, (rank + 1) * share)).finite
+    step.settle()
+    named = {name: value.detach() for name, value in step.dense_named.items()}
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in named.items()}
 
 
 def training_config(world_size: int, **changes: Any) -> TrainingConfig:

@@ -10,25 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 import ziggurat as zg
+from tests.training.rank_runs import dense_weights_after
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import ExtraSpec, InputSpec
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.contract.reads import Reads
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.parallel.parallelize import ParallelConfig, parallelize
-from ziggurat.parallel.topology import Topology
-from ziggurat.placements import Placement
-from ziggurat.plan import Plan, TablePlacement
-from ziggurat.precision import Precision
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.config import DenseOptimizer
 from ziggurat.training.distillation import DistilConfig, DistilHead, Student, teach
-from ziggurat.training.step.train_step import TrainStep
 
 NONE = float("nan")
 
@@ -281,23 +274,8 @@ def trained_weights(world_size: int, rank: int, dense: DenseParallelism) -> dict
     settings = DistilConfig(head=DistilHead.AUX_HEAD, adapter=True, gradient_scaling=3.0, label_scaling=1.5)
     student = teach(model, settings, seed=5)
     assert student is not None
-    parallel = None
-    if world_size > 1:
-        tables = tuple(
-            TablePlacement(table=table.name, placement=Placement.ROW_WISE, ranks=tuple(range(world_size)))
-            for table in inputs.tables
-        )
-        plan = Plan(world_size=world_size, tables=tables)
-        parallel = parallelize(model, plan, Topology.create(), config=ParallelConfig(dense=dense))
-    config = zg.TrainingConfig(optimizer=DenseOptimizer.SGD, learning_rate=0.5, precision=Precision.FP32)
-    step = TrainStep(model.train(), config, parallel=parallel, loss=student.loss)
-    for number in range(3):
-        batch = batch_of(inputs, 24, seed=number)
-        share = 24 // world_size
-        assert step(batch.rows(rank * share, (rank + 1) * share)).finite
-    step.settle()
-    named = {name: value.detach() for name, value in step.dense_named.items()}
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in named.items()}
+    batches = [batch_of(inputs, 24, seed=number) for number in range(3)]
+    return dense_weights_after(model, loss=student.loss, batches=batches, rank=rank, world_size=world_size, dense=dense)
 
 
 def on_ranks(rank: int, world_size: int, dense: DenseParallelism) -> dict[str, list[float]]:

@@ -11,26 +11,19 @@ import polars as pl
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 import ziggurat as zg
+from tests.training.rank_runs import dense_weights_after
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Task
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.parallel.parallelize import ParallelConfig, parallelize
-from ziggurat.parallel.topology import Topology
-from ziggurat.placements import Placement
-from ziggurat.plan import Plan, TablePlacement
-from ziggurat.precision import Precision
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.config import DenseOptimizer
 from ziggurat.training.delayed_feedback import DelayedConfig
 from ziggurat.training.delayed_losses import DelayedLoss
 from ziggurat.training.distillation import DistilConfig
 from ziggurat.training.label_weights import LabelWeights, LearnedWeights, weigh_labels
-from ziggurat.training.step.train_step import TrainStep
 
 INPUTS = small_inputs(num_labels=3)
 INPUTS = dataclasses.replace(
@@ -112,24 +105,10 @@ def trained_weights(world_size: int, rank: int, dense: DenseParallelism) -> dict
     """Weights after three steps on the same global batches."""
     model = model_of()
     made = weighed(model)
-    parallel = None
-    if world_size > 1:
-        tables = tuple(
-            TablePlacement(table=table.name, placement=Placement.ROW_WISE, ranks=tuple(range(world_size)))
-            for table in INPUTS.tables
-        )
-        plan = Plan(world_size=world_size, tables=tables)
-        parallel = parallelize(model, plan, Topology.create(), config=ParallelConfig(dense=dense))
-    config = zg.TrainingConfig(optimizer=DenseOptimizer.SGD, learning_rate=0.5, precision=Precision.FP32)
-    step = TrainStep(model, config, parallel=parallel, loss=made.loss)
-    for number in range(3):
-        batch = random_batch(INPUTS, 24, seed=number)
-        share = 24 // world_size
-        assert step(batch.rows(rank * share, (rank + 1) * share)).finite
-    step.settle()
+    batches = [random_batch(INPUTS, 24, seed=number) for number in range(3)]
+    weights = dense_weights_after(model, loss=made.loss, batches=batches, rank=rank, world_size=world_size, dense=dense)
     assert set(made.facts()) == {"weight of label0", "weight of label1", "weight of label2"}
-    named = {name: value.detach() for name, value in step.dense_named.items()}
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in named.items()}
+    return weights
 
 
 def on_ranks(rank: int, world_size: int, dense: DenseParallelism) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Whether the labels of a schema are those that a model wants, beside what holds for all models.
+"""Check that the labels of a schema are those that a model wants, beside what holds for all models.
 
 A funnel, say, needs later labels that are known of every row. The config of such a model has a method `check_labels`.
 """

@@ -106,7 +106,7 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What the records say of the rows of a piece by the end of a window.
+    """Facts that records give of the rows of a piece by the end of a window.
 
     Args:
         chunk: the rows, of which keys and times alone were read.
@@ -179,7 +179,7 @@ class AwaitingLabels:
 
     @property
     def labels(self) -> LateLabels:
-        """What is known of keys of rows, and of records."""
+        """Return what is known of keys of rows, and of records."""
         return self._labels
 
     @property
