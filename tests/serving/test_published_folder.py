@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import threading
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.pointers import enter
 from ziggurat.serving.export import export_folder, published_folder
 from ziggurat.serving.export.published_folder import (
     Lease,
     Pointer,
-    Publication,
-    change_pointer,
     held_folder,
     in_use,
     newest_number,
@@ -33,15 +31,7 @@ def publish(folder: Path, number: int) -> None:
     place = version_folder(folder, number)
     place.mkdir(parents=True)
     (place / "export.json").write_text("{}")
-    added = Publication(number=number, version=f"v{number}", run="r", window=number, name=str(number), step=number)
-
-    def change(pointer: Pointer | None) -> Pointer:
-        if pointer is None:
-            return Pointer(current=number, last=number, versions=(added,))
-        current = pointer.current if pointer.held else number
-        return dataclasses.replace(pointer, current=current, last=number, versions=(*pointer.versions, added))
-
-    change_pointer(folder, change)
+    enter(folder, number)
 
 
 def numbers(folder: Path) -> list[int]:

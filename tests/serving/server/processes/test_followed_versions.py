@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.serving.pointers import enter
 from tests.serving.server.running import Running, running, wait_until, write_export
 from ziggurat.errors import ConfigError
 from ziggurat.runs.stream import tell_server
@@ -23,7 +24,6 @@ from ziggurat.runs.stream.tell_server import ServerToTell
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.export.published_folder import (
     Pointer,
-    Publication,
     change_pointer,
     in_use,
     is_published,
@@ -42,15 +42,7 @@ def publish(folder: Path, number: int, **settings: Any) -> None:
     """Publish a version of the fake answerer."""
     place = write_export(version_folder(folder, number), version=f"v{number}", **settings)
     (place / "export.json").write_text("{}")  # what a version is held by
-    added = Publication(number=number, version=f"v{number}", run="r", window=number, name=str(number), step=number)
-
-    def change(pointer: Pointer | None) -> Pointer:
-        if pointer is None:
-            return Pointer(current=number, last=number, versions=(added,))
-        current = pointer.current if pointer.held else number
-        return dataclasses.replace(pointer, current=current, last=number, versions=(*pointer.versions, added))
-
-    change_pointer(folder, change)
+    enter(folder, number)
 
 
 def lead_to(folder: Path, number: int) -> None:
