@@ -53,8 +53,10 @@ class PretendCuda(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendCuda:
         """Wrap a tensor of the CPU."""
+        # A sparse tensor has no strides: its wrapper looks dense, and operations run on what is inside.
+        strides = inner.stride() if inner.layout is torch.strided else None
         wrapper = Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=torch.device("meta")
+            cls, inner.shape, strides=strides, dtype=inner.dtype, device=torch.device("meta")
         )
         # Operations see the meta device, which computes shapes alone; the numbers are here.
         wrapper.host = inner
