@@ -9,11 +9,11 @@ import torch
 
 from tests.models.as_written import Given, assert_as_written
 from ziggurat.errors import ConfigError
-from ziggurat.models import Bridge, EDCNConfig, Gates, Normalization
+from ziggurat.models import Bridge, EDCNConfig, Gates, Normalization, NumericInput
 
 D = 4
 F = 6
-EDCN = EDCNConfig(embedding_dim=D, num_layers=2)
+EDCN = EDCNConfig(embedding_dim=D, num_layers=2, numeric=NumericInput.FIELDS)
 
 
 def bridged(parts: Given, name: str, x: torch.Tensor, h: torch.Tensor, kind: Bridge) -> torch.Tensor:

@@ -195,7 +195,9 @@ CONFIGS: dict[str, BuiltInConfig] = {
     "afn-plus": AFNConfig(embedding_dim=4, num_neurons=5, deep=MLP, beside=MLP),
     "afn-bars": AFNConfig(embedding_dim=4, num_neurons=5, deep=BARS, beside=BARS, init=Init.XAVIER_NORMAL),
     **{f"edcn-{bridge}": EDCNConfig(embedding_dim=4, num_layers=2, bridge=bridge) for bridge in Bridge},
-    "edcn-no-gates": EDCNConfig(embedding_dim=4, num_layers=2, regulation=False, residual=False),
+    "edcn-no-gates": EDCNConfig(
+        embedding_dim=4, num_layers=2, regulation=False, residual=False, numeric=NumericInput.FIELDS
+    ),
     "edcn-bars": EDCNConfig(embedding_dim=4, norm=Normalization.BATCH, dropout=0.2, init=Init.XAVIER_NORMAL),
     **{
         f"fcn-{kind}": FCNConfig(embedding_dim=4, exponential_layers=2, linear_layers=2, second_half=kind, dropout=0.0)

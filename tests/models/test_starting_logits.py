@@ -19,6 +19,7 @@ from ziggurat.models import (
     MLPConfig,
     ModelConfig,
     NumericInput,
+    QNNConfig,
     build_model,
 )
 from ziggurat.models.build import kind_of
@@ -94,7 +95,11 @@ def sensor_rows(num_columns: int) -> tuple[InputSpec, Batch]:
 )
 def test_one_pass_ends_below_the_mean(name: str, num_columns: int) -> None:
     inputs, rows = sensor_rows(num_columns)
-    model = build_model(CONFIGS[name], inputs, seed=0)
+    config = CONFIGS[name]
+    if isinstance(config, QNNConfig) and num_columns == 100:
+        # As its page says: 1,664 numbers a row give it 55 million weights, which 2,560 rows do not determine.
+        config = dataclasses.replace(config, numeric=NumericInput.BOTTOM_MLP)
+    model = build_model(config, inputs, seed=0)
     step = TrainStep(model, TrainingConfig())
     for first in range(0, TRAINED, BATCH):
         step(rows.rows(first, first + BATCH))

@@ -84,7 +84,8 @@ class EDCNConfig:
         norm: of what the gates give: none or batch.
         residual: whether a cross layer adds its input.
         dropout: after each layer of the deep network.
-        numeric: how numbers enter: `fields` or `bottom_mlp`.
+        numeric: how numbers enter: `bottom_mlp`, or `fields`: raw numbers in the products of every layer, which diverge
+            where columns of numbers are many.
         bottom: hidden layers of the bottom MLP.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
@@ -115,7 +116,7 @@ class EDCNConfig:
     norm: Normalization = Normalization.NONE
     residual: bool = True
     dropout: Fraction = 0.0
-    numeric: NumericInput = NumericInput.FIELDS
+    numeric: NumericInput = NumericInput.BOTTOM_MLP
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
