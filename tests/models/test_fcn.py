@@ -56,9 +56,14 @@ def test_logits_and_gradients_are_those_of_the_equations(kind: SecondHalf, num_h
     assert model.field_dims == (D * num_heads,) * 3
 
 
-def test_each_network_that_is_behind_the_mean_has_a_loss_of_its_own() -> None:
-    """Gradients of all weights, with weights of samples and a missing label, as the authors' three losses give them."""
-    inputs = dataclasses.replace(INPUTS, has_weights=True)
+@pytest.mark.parametrize("importance", [1.0, 3.0])
+def test_each_network_that_is_behind_the_mean_has_a_loss_of_its_own(importance: float) -> None:
+    """Gradients of all weights, with weights of samples and a missing label, as the authors' three losses give them.
+
+    The weight of a label in the schema multiplies all three, once.
+    """
+    labels = tuple(dataclasses.replace(label, weight=importance) for label in INPUTS.labels)
+    inputs = dataclasses.replace(INPUTS, has_weights=True, labels=labels)
     model = random_model(FCN, inputs).float()
     batch = random_batch(inputs, 32)
     batch.labels[3, 0] = torch.nan
@@ -75,12 +80,12 @@ def test_each_network_that_is_behind_the_mean_has_a_loss_of_its_own() -> None:
     means = {
         name: (sums.total / sums.weight)
         for name, logits in {"mean": outputs.logits, **outputs.named}.items()
-        for sums in [loss_sums(logits, batch.labels, batch.weights, inputs=inputs)]
+        for sums in [loss_sums(logits, batch.labels, batch.weights, inputs=INPUTS)]  # without the weights of labels
     }
     behind = [means[name] - means["mean"] for name in ("exponential", "linear")]
     assert min(float(each.min()) for each in behind) < 0 < max(float(each.max()) for each in behind)  # both cases
     weighed = [each.clamp(min=0) * means[name] for each, name in zip(behind, ("exponential", "linear"), strict=True)]
-    (means["mean"] + weighed[0] + weighed[1]).mean().backward()
+    (importance * (means["mean"] + weighed[0] + weighed[1])).mean().backward()
     for name, weight in model.named_parameters():
         if name in found:
             torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-5)

@@ -55,9 +55,14 @@ def test_logits_and_gradients_are_those_of_the_equations(changes: dict[str, obje
     assert_as_written(config, lambda parts: written(parts, config))
 
 
-def test_two_passes_are_taught_by_the_papers_three_losses() -> None:
-    """Gradients of all weights, with weights of samples and a missing label."""
-    inputs = dataclasses.replace(INPUTS, has_weights=True)
+@pytest.mark.parametrize("importance", [1.0, 3.0])
+def test_two_passes_are_taught_by_the_papers_three_losses(importance: float) -> None:
+    """Gradients of all weights, with weights of samples and a missing label.
+
+    The weight of a label in the schema multiplies all three losses.
+    """
+    labels = tuple(dataclasses.replace(label, weight=importance) for label in INPUTS.labels)
+    inputs = dataclasses.replace(INPUTS, has_weights=True, labels=labels)
     model = build_model(dataclasses.replace(QNN, dropout=0.3), inputs, seed=0)
     batch = random_batch(inputs, 32)
     batch.labels[3, 0] = torch.nan
@@ -82,7 +87,7 @@ def test_two_passes_are_taught_by_the_papers_three_losses() -> None:
     losses = F.binary_cross_entropy(mean, batch.labels.nan_to_num(), reduction="none")
     for each in (first, second):
         losses = losses + F.binary_cross_entropy(each, mean.detach(), reduction="none")
-    ((losses * weights).sum(dim=0) / weights.sum(dim=0)).mean().backward()
+    (importance * (losses * weights).sum(dim=0) / weights.sum(dim=0)).mean().backward()
     for name, weight in model.named_parameters():
         if name in found:
             torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-4)

@@ -38,7 +38,7 @@ from ziggurat.models.blocks.branch_supervision import BranchSupervision
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.contract.losses import LossSums, at_least_fp32, in_label_units, loss_sums
+from ziggurat.models.contract.losses import LossSums, at_least_fp32, in_label_units, loss_sums, numbers_of_labels
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
@@ -268,4 +268,6 @@ class FCN(RankingModel):
             loss_sums(outputs.named[name], batch.labels, batch.weights, inputs=self.inputs).total
             for name in ("exponential", "linear")
         ]
-        return LossSums(total=self.supervision(sums.total, branches, sums.weight), weight=sums.weight)
+        importance_L = numbers_of_labels([label.weight for label in self.inputs.labels], sums.total)
+        total_L = self.supervision(sums.total, branches, sums.weight, importance_L=importance_L)
+        return LossSums(total=total_L, weight=sums.weight)

@@ -29,6 +29,8 @@ class BranchSupervision(WholeBatch, nn.Module):
         total_L: Float[Tensor, "L"],
         branches: Sequence[Float[Tensor, "L"]],
         weight_L: Float[Tensor, "L"],
+        *,
+        importance_L: Float[Tensor, "L"],
     ) -> Float[Tensor, "L"]:
         """Return numerators with the terms; collective on many ranks.
 
@@ -36,6 +38,7 @@ class BranchSupervision(WholeBatch, nn.Module):
             total_L: numerator of each label's mean loss, of the mean of the networks.
             branches: the same of each network.
             weight_L: denominators.
+            importance_L: weights of the labels in the schema, v_l, which are part of every numerator.
         """
         totals_KL = torch.stack([total_L, *branches])
         # FP64: a weight is the difference of two means.
@@ -43,7 +46,8 @@ class BranchSupervision(WholeBatch, nn.Module):
         if self.world_sum is not None:
             sums_KL = self.world_sum(sums_KL.flatten()).view_as(sums_KL)
         number_L = sums_KL[-1]
-        means_KL = sums_KL[:-1] / torch.where(number_L > 0, number_L, 1.0)
+        # Without v_l: a network is as far behind as its loss says, whatever the label counts.
+        means_KL = sums_KL[:-1] / torch.where(number_L > 0, number_L * importance_L, 1.0)
         behind_KL = (means_KL[1:] - means_KL[:1]).clamp(min=0.0).to(total_L.dtype)
         terms_L = (behind_KL * totals_KL[1:]).sum(dim=0)
         # Adds 0 and its gradient: what is reported stays the loss of the labels.

@@ -105,11 +105,16 @@ def loss_sums(
         _sample_losses(logits_BL[:, column], known_BL[:, column], label) for column, label in enumerate(inputs.labels)
     ]
     losses_BL = torch.stack(losses, dim=1)
-    total_L = (losses_BL * weights_BL).sum(dim=0)
-    # The usual case has no operation more.
-    if any(label.weight != 1.0 for label in inputs.labels):
-        total_L = total_L * numbers_of_labels([label.weight for label in inputs.labels], total_L)
+    total_L = times_label_weights((losses_BL * weights_BL).sum(dim=0), inputs=inputs)
     return LossSums(total=total_L, weight=weights_BL.sum(dim=0))
+
+
+def times_label_weights(total_L: Float[Tensor, "L"], *, inputs: InputSpec) -> Float[Tensor, "L"]:
+    """Return a numerator of each label times the weight of the label in the schema, v_l."""
+    # The usual case has no operation more.
+    if all(label.weight == 1.0 for label in inputs.labels):
+        return total_L
+    return total_L * numbers_of_labels([label.weight for label in inputs.labels], total_L)
 
 
 def in_label_units(computed_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
