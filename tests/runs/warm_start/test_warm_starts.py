@@ -266,6 +266,58 @@ def test_other_features_leave_the_weights_that_read_them_as_they_were_drawn(plac
     assert any(name.endswith("layers.0.weight") for name in record["dense_taken"])
 
 
+def labelled(*names: str) -> zg.Schema:
+    labels = {"click": zg.Label(name="click"), "late": zg.Label(name="late", column="is_late")}
+    return dataclasses.replace(SCHEMA, labels=tuple(labels[name] for name in names))
+
+
+def two_labels() -> pl.DataFrame:
+    return events(600).with_columns(is_late=(pl.col("ts") > 300).cast(pl.Int8))
+
+
+def test_networks_of_labels_begin_from_those_of_the_same_labels_alone(place: Path) -> None:
+    """A network of one label has no label in its shape: in another order click's would answer for the other one."""
+    experts = zg.MLPConfig(hidden_dims=(8,))
+    model = zg.MMoEConfig(embedding_dim=4, num_experts=2, expert=experts, head=experts)
+    learned = {"label-weights": "uncertainty"}
+    both = config_of(learned, schema=labelled("click", "late"), model=model)
+    first = train_run(both, folder="runs/a", data=two_labels())
+    before = taken_at(first)
+
+    def begin(folder: str, config: RunConfig, parent: RunResult = first) -> tuple[set[str], dict[str, Tensor]]:
+        run = train_run(config, folder=folder, data=two_labels(), warm_start=parent)
+        return set(WARM_START.read(run.folder / "warm_start.json")["dense_taken"]), tensors(run, 0)
+
+    taken, begun = begin("runs/b", config_of(learned, schema=labelled("late", "click"), model=model))
+    assert not any(name.startswith(("heads.", "gates.", "student.")) for name in taken)
+    assert torch.equal(begun["model.student.log_variances"], torch.zeros(2))
+    assert any(name.startswith("experts.") for name in taken)
+    for name in ("heads.networks.0.output.weight", "gates.0.network.output.weight"):
+        assert not torch.equal(begun[f"model.{name}"], before[f"model.{name}"])
+    # A label in its old place goes on, also where one more comes or one goes behind it.
+    taken, begun = begin("runs/c", config_of(learned, schema=labelled("click", "late"), model=model))
+    assert {"heads.networks.1.output.weight", "student.log_variances"} <= taken
+    taken, begun = begin("runs/d", config_of(schema=labelled("click"), model=model))
+    assert "heads.networks.0.output.weight" in taken
+    alone = train_run(config_of(schema=labelled("click"), model=model), folder="runs/e/1", data=two_labels())
+    taken, begun = begin("runs/e/2", both, alone)
+    assert "heads.networks.0.output.weight" in taken
+    assert not any(name.startswith("heads.networks.1.") for name in taken)
+
+
+def test_tables_with_a_column_for_each_label_are_refused_where_labels_are_others(place: Path) -> None:
+    model = zg.FMConfig(embedding_dim=4)
+    first = train_run(config_of(schema=labelled("click", "late"), model=model), folder="runs/a", data=two_labels())
+    for names in (("late", "click"), ("click",)):
+        config = config_of(schema=labelled(*names), model=model)
+        with pytest.raises(ConfigError, match="a column for each") as caught:
+            train_run(config, folder="runs/b", data=two_labels(), warm_start=first)
+        assert "--warm-start.dims fresh" in str(caught.value)
+        fresh = override(config, {"warm-start.dims": "fresh"})
+        second = train_run(fresh, folder=f"runs/{names[0]}", data=two_labels(), warm_start=first)
+        assert "as it was drawn" in WARM_START.read(second.folder / "warm_start.json")["lines"]["rows of user"]
+
+
 @pytest.mark.parametrize("weights", ["int8", "split_bf16", "bf16"])
 def test_rows_of_other_formats_are_taken(place: Path, weights: str) -> None:
     low = config_of({"tables.weights": weights})

@@ -4,12 +4,13 @@ A weight of the same name and shape may mean something else: one feature gone an
 features in another order, leave every shape as it was. So a weight is taken by name and shape alone where it does not
 depend on the fields, or where both models have the same ones in the same order. Which weights depend on them is tried
 out: the model is built on shapes alone with one number, one id, one label and one row of each table more, and what then
-has another shape depends on it.
+has another shape depends on it. A part that is there once a label (`heads.networks.1.output.weight`) keeps its shape and
+has one name more instead: it is taken where the parent has the same label in the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -21,6 +22,7 @@ from ziggurat.models import MODEL_CONFIGS, build_model
 from ziggurat.recipes.run_config import RunConfig
 
 _PROBE = "warm_start:probe"  # no feature's name may have a colon
+_STUDENT = "student."  # beside the network: learned weights of labels, heads that learn from a teacher
 
 
 class Reads(StrEnum):
@@ -38,14 +40,18 @@ _WHY = {
     Reads.LABELS: "it has a part for each label, and the labels are others",
     Reads.ROWS: "it has a number for each row, and begins anew",
 }
+_OTHER_LABEL = "it is of one label, and in the parent its place is that of another one"
 
 
-def reasons_not_to_take(config: RunConfig, mine: InputSpec, *, parent: RunConfig, theirs: InputSpec) -> dict[str, str]:
+def reasons_not_to_take(
+    config: RunConfig, mine: InputSpec, *, names: Collection[str], parent: RunConfig, theirs: InputSpec
+) -> dict[str, str]:
     """Return the weights that may not be taken by name and shape, each with the reason.
 
     Args:
         config: of the run.
         mine: inputs of its model.
+        names: of its weights, with those that stand beside the network in training.
         parent: config of the parent.
         theirs: inputs of the parent's model.
     """
@@ -65,6 +71,47 @@ def reasons_not_to_take(config: RunConfig, mine: InputSpec, *, parent: RunConfig
         for name, shape in shapes.items():
             if other.get(name, ()) != shape:
                 found.setdefault(name, _WHY[part])
+        if part is Reads.LABELS:
+            found |= {name: _WHY[part] for name in names if name.startswith(_STUDENT)}
+            labels = [(label.name, label.task) for label in theirs.labels]
+            for name, index in _parts_of_labels(shapes, other, num_labels=len(mine.labels)).items():
+                own = mine.labels[index]
+                if labels[index : index + 1] != [(own.name, own.task)]:
+                    found.setdefault(name, _OTHER_LABEL)
+    return found
+
+
+def have_columns_of_other_labels(config: RunConfig, mine: InputSpec, *, theirs: InputSpec) -> frozenset[str]:
+    """Return the tables whose rows have a column for each label, where the labels are others than the parent's."""
+    if _layout(Reads.LABELS, config, mine) == _layout(Reads.LABELS, config, theirs):
+        return frozenset()
+    columns = config.model.table_columns(mine)
+    other = config.model.table_columns(_with_one_more(Reads.LABELS, mine))
+    return frozenset(table for table, width in columns.items() if other[table] != width)
+
+
+def _parts_of_labels(
+    shapes: Mapping[str, object], other: Mapping[str, object], *, num_labels: int
+) -> dict[str, int]:
+    """Return the weights of which there is one for each label, each with the number of its label.
+
+    Args:
+        shapes: of a model's weights by name.
+        other: the same of one with a label more: a name that is new there, with the number of that label in it, is one
+            of such weights.
+        num_labels: of the first.
+    """
+    found: dict[str, int] = {}
+    for name in other:
+        if name in shapes:
+            continue
+        words = name.split(".")
+        for place, word in enumerate(words):
+            if word != str(num_labels):
+                continue
+            numbered = [".".join([*words[:place], str(index), *words[place + 1 :]]) for index in range(num_labels)]
+            if all(each in shapes for each in numbered):
+                found |= {each: index for index, each in enumerate(numbered)}
     return found
 
 

@@ -38,7 +38,7 @@ from ziggurat.ops.to_device import to_device
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.recipes.warm_start import OtherDims
 from ziggurat.runs.quality.below_chance import some_rows
-from ziggurat.runs.warm_start.layout import reasons_not_to_take
+from ziggurat.runs.warm_start.layout import have_columns_of_other_labels, reasons_not_to_take
 from ziggurat.runs.warm_start.matches import RowMatch, match_rows
 from ziggurat.runs.warm_start.parent import Parent
 from ziggurat.training.records.run_folder import Ancestor
@@ -102,7 +102,7 @@ def take_weights(parent: Parent, trainer: Trainer, *, config: RunConfig, prepare
     mine = prepared.inputs
     matches = _matches(parent, prepared, mine)
     columns = config.model.table_columns(mine)
-    fresh = _other_dims(parent, matches, config=config, columns=columns)
+    fresh = _other_dims(parent, matches, config=config, inputs=mine, columns=columns)
     _refuse_no_overlap(parent, matches, fresh=fresh, inputs=mine)
     dense = _take_dense(parent, into, config=config, inputs=mine)
     tables = [match for match in matches if match.table not in fresh]
@@ -144,7 +144,7 @@ def _matches(parent: Parent, prepared: PreparedData, inputs: InputSpec) -> list[
 
 
 def _other_dims(
-    parent: Parent, matches: list[RowMatch], *, config: RunConfig, columns: Mapping[str, int]
+    parent: Parent, matches: list[RowMatch], *, config: RunConfig, inputs: InputSpec, columns: Mapping[str, int]
 ) -> dict[str, str]:
     """Return tables that begin as they were drawn, as their columns are others, with the reason.
 
@@ -152,14 +152,27 @@ def _other_dims(
         ConfigError: nothing was said of such tables, or their columns are not those of one vector.
     """
     found: dict[str, str] = {}
+    of_other_labels = have_columns_of_other_labels(config, inputs, theirs=parent.inputs)
     for match in matches:
         before = _columns_of(parent, match.table)
         now = columns[match.table]
-        if before == now:
+        if before == now and match.table not in of_other_labels:
             continue
         if config.warm_start.dims is OtherDims.FRESH:
-            found[match.table] = f"{before} columns before, {now} now: the table begins as it was drawn"
+            why = "the labels are others" if before == now else f"{before} columns before, {now} now"
+            found[match.table] = f"{why}: the table begins as it was drawn"
             continue
+        if match.table in of_other_labels:
+            raise ConfigError(
+                expected=f"the labels of the parent in their order: {_labels_of(parent.inputs)}; a row of table "
+                f"{match.table!r} has a column for each of them",
+                found=_labels_of(inputs),
+                where=f"{parent.folder}, --warm-start",
+                ways_out=(
+                    "take the labels of the parent: leave --schema out, or write them as they were",
+                    "let such tables begin as they are drawn: --warm-start.dims fresh",
+                ),
+            )
         table = next(table for table in parent.inputs.tables if table.name == match.table)
         dim = getattr(parent.config.model, "embedding_dim", 0)
         is_one_vector = before == (table.embedding_dim or dim)
@@ -177,6 +190,10 @@ def _other_dims(
             ways_out=ways,
         )
     return found
+
+
+def _labels_of(inputs: InputSpec) -> str:
+    return ", ".join(f"{label.name} ({label.task})" for label in inputs.labels)
 
 
 def _columns_of(parent: Parent, table: str) -> int:
@@ -206,10 +223,10 @@ def _refuse_no_overlap(parent: Parent, matches: list[RowMatch], *, fresh: Collec
 def _take_dense(parent: Parent, into: Mapping[str, Tensor], *, config: RunConfig, inputs: InputSpec) -> _Dense:
     """Take dense weights and buffers by name and shape, and what the optimizer keeps of them where it is asked for."""
     found = _Dense()
-    reasons = reasons_not_to_take(config, inputs, parent=parent.config, theirs=parent.inputs)
+    names = [name.removeprefix(_MODEL) for name in into if name.startswith(_MODEL)]
+    reasons = reasons_not_to_take(config, inputs, names=names, parent=parent.config, theirs=parent.inputs)
     wanted: dict[str, Tensor] = {}
     live: dict[str, Tensor] = {}
-    names = [name.removeprefix(_MODEL) for name in into if name.startswith(_MODEL)]
     for name in names:
         if name.startswith(_TABLES):
             continue
