@@ -13,6 +13,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import SchemaError
+from ziggurat.features.labels import MissingLabel
 from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Task
 
 RNG = np.random.default_rng(0)
@@ -70,9 +71,24 @@ def test_labels_that_are_all_equal(tmp_path: Path):
     found = warnings(tmp_path, Schema(features=GOOD[:1], labels=(Label(name="click"),)), frame=frame)
     assert [text.split(" rows")[0].split()[-1] for text in found] == ["training", "validation"]
     assert "label 'click' is 0 in all" in found[0]
+    number = Label(name="price", task=Task.REGRESSION)
+    found = warnings(
+        tmp_path, Schema(features=GOOD[:1], labels=(number,)), frame=FRAME.with_columns(price=pl.lit(7.0))
+    )
+    assert "label 'price' is 7 in all" in found[0]
+    assert "R² is undefined there" in found[1]
     rare = FRAME.head(60).with_columns(click=pl.Series([1, 0] * 30), outcome=pl.Series(["won", "lost"] * 30))
     schema = Schema(features=(Categorical(name="outcome"),), labels=(Label(name="click"),))
     assert warnings(tmp_path, schema, frame=rare) == ()  # too few rows to say anything
+
+
+def test_a_label_that_no_row_has(tmp_path: Path):
+    frame = FRAME.with_columns(bought=pl.lit(None, dtype=pl.Int8))
+    labels = (Label(name="click"), Label(name="bought", missing=MissingLabel.LEFT_OUT))
+    found = warnings(tmp_path, Schema(features=GOOD[:1], labels=labels), frame=frame)
+    assert [text.split(" rows")[0].split()[-1] for text in found] == ["training", "validation"]
+    assert "label 'bought' is missing in all" in found[0]
+    assert "nothing can be learned from it" in found[0]
 
 
 @pytest.mark.parametrize("transform", ["identity", "log1p"])

@@ -10,7 +10,7 @@ another name, gives an AUC of 1 in training and is missing in service. Three che
       score(row) = (Σ labels of the id + mean label) / (count of the id + 1),       measured on validation rows
 
   An AUC above 0.99 (for a number to predict: a squared correlation above 0.99) is said, with the way out;
-- a split whose labels are all equal is said, as its AUC is undefined and nothing can be learned from it.
+- a split whose labels are all equal, or all missing, is said, as its AUC is undefined and nothing can be learned from it.
 
 Most features are far from a leak, and a few thousand rows show it: only what is above 0.9 there is asked on all rows.
 
@@ -145,16 +145,21 @@ def _too_few(label: LabelSpec, y: np.ndarray) -> bool:
 
 
 def _equal_labels(label: LabelSpec, *, train: pa.Table, valid: pa.Table, name: str) -> list[str]:
+    """Say of a label that no row has, or that is the same in all rows, what becomes of it."""
     lines: list[str] = []
+    undefined = "AUC" if label.task.has_positives else "R²"
     for rows, table in (("training", train), (name, valid)):
         y = _labels(_with_label(table, label), label)
-        if len(y) > 1 and y.min() == y.max():
-            why = (
-                "nothing can be learned from it"
-                if rows == "training"
-                else "AUC is undefined there, and nothing improves"
-            )
-            lines.append(f"label {label.name!r} is {y[0]:g} in all {len(y):,} {rows} rows looked at: {why}")
+        if not len(y):
+            found = f"missing in all {len(table):,} {rows} rows looked at"
+            lasting = "no metric of it is defined there"
+        elif len(y) > 1 and y.min() == y.max():
+            found = f"{y[0]:g} in all {len(y):,} {rows} rows looked at"
+            lasting = f"{undefined} is undefined there, and nothing improves"
+        else:
+            continue
+        why = "nothing can be learned from it" if rows == "training" else lasting
+        lines.append(f"label {label.name!r} is {found}: {why}")
     return lines
 
 
