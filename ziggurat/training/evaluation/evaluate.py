@@ -160,6 +160,7 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 _MAX_SHOWN = 4
+_MAX_LABELS = 8
 
 
 def metrics_line(
@@ -209,7 +210,7 @@ def unknown_text(unknown: Mapping[str, float]) -> str:
 
 
 def result_line(evaluation: Evaluation, *, metric: str) -> str:
-    """Say in one line how good a run is: the metric that decided with its error, and the first few others.
+    """Say in one line how good a run is: the metric that decided with its error, one of each label, a few others.
 
     Args:
         evaluation: of a split.
@@ -217,7 +218,13 @@ def result_line(evaluation: Evaluation, *, metric: str) -> str:
     """
     metrics = evaluation.metrics
     others = [name for name in metrics if name != metric and _is_first_look(name)]
-    names = [*([metric] if metric in metrics else []), *others][:_MAX_SHOWN]
+    names = [metric] if metric in metrics else []
+    of_label: dict[str, str] = {}
+    for name in [*names, *others]:
+        of_label.setdefault(name.partition("/")[2], name)
+    # Each label has a word before the first of them has four.
+    names = list(dict.fromkeys([*names, *of_label.values()]))[:_MAX_LABELS]
+    names += [name for name in others if name not in names][: max(0, _MAX_SHOWN - len(names))]
     return metrics_line(metrics, half_widths=evaluation.half_widths, names=names or None)
 
 
