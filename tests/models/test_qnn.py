@@ -13,7 +13,9 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Task
 from ziggurat.models import Embedded, Normalization, QNNConfig, build_model
 from ziggurat.models.contract.losses import loss_sums
+from ziggurat.models.qnn import QNN as QNNModel
 from ziggurat.models.qnn import logit_of_mean
+from ziggurat.ops.dropout import dropout
 from ziggurat.testing.batches import random_batch
 
 D = 4
@@ -91,6 +93,41 @@ def test_two_passes_are_taught_by_the_papers_three_losses(importance: float) -> 
     for name, weight in model.named_parameters():
         if name in found:
             torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_heads": 2}, {"norm": Normalization.BATCH}, {"norm": Normalization.LAYER}], ids=str
+)
+def test_what_two_passes_share_is_what_each_computes(changes: dict[str, object]) -> None:
+    """The same units are dropped, so logits, gradients and the statistics of norms are those of two whole passes."""
+    config = dataclasses.replace(QNN, dropout=0.3, **changes)
+    models = [build_model(config, INPUTS, seed=0) for _ in range(2)]
+    batch = random_batch(INPUTS, 32)
+    embedded = Embedded(dense=batch.dense, fields=torch.randn(32, 3 * D) * 0.3, vectors=batch.vectors)
+    found: list[list[torch.Tensor]] = []
+    for model, shares in zip(models, (True, False), strict=True):
+        assert isinstance(model, QNNModel)
+        torch.manual_seed(4)
+        if shares:
+            named = model.forward_dense(embedded).named
+            passes = [named["first"], named["second"]]
+        else:
+            flat = model.stack(embedded.dense, embedded.fields, embedded.vectors).flatten(1)
+            passes = []
+            for _ in range(2):
+                hidden = flat
+                for layer in model.layers:
+                    # The MLP of the rows: a linear map, its norm, ReLU and dropout.
+                    rows = layer.rows(hidden).unflatten(1, (config.num_heads, config.num_rows, -1)).sum(dim=2)
+                    turned = hidden.unflatten(1, (NUM_FIELDS, config.num_heads, -1)).transpose(1, 2).flatten(1)
+                    hidden = dropout(hidden + turned * rows.flatten(1), p=0.3, training=True)
+                passes.append(model.output(hidden))
+        assert not torch.equal(*passes)
+        (passes[0].square().sum() + passes[1].sum()).backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        found.append([*(each.detach() for each in passes), *gradients, *model.buffers()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-5)
 
 
 def test_without_dropout_or_in_evaluation_one_pass_is_made() -> None:

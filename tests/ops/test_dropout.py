@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ziggurat.ops.dropout import dropout, dropout_reference, random_bits, relu_dropout_
+from ziggurat.ops.dropout import dropout, dropout_reference, random_bits, relu_dropout_, relu_dropout_sum
 
 
 @pytest.mark.parametrize("shape", [(5,), (37, 11), (0, 4), (3, 7, 2)])
@@ -39,6 +39,26 @@ def test_relu_and_dropout_in_one(p: float) -> None:
     torch.testing.assert_close(inputs.grad, twin.grad)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("p", "dtype"), [(0.3, torch.float32), (0.3, torch.bfloat16), (0.0, torch.float32)])
+def test_sums_of_rows_are_those_of_what_is_dropped(p: float, dtype: torch.dtype, in_place: bool) -> None:
+    inputs = torch.randn(40, 2, 5, 9, dtype=dtype, requires_grad=True)
+    twin = inputs.detach().clone().requires_grad_()
+    torch.manual_seed(5)
+    given = inputs * 1.0
+    before = given.detach().clone()
+    out = relu_dropout_sum(given, p=p, training=True, in_place=in_place)
+    assert in_place or torch.equal(given, before)
+    torch.manual_seed(5)
+    bits = random_bits(twin.numel()).view(twin.shape)
+    expected = (dropout_reference(F.relu(twin), bits=bits, p=p) if p else F.relu(twin)).sum(dim=2)
+    torch.testing.assert_close(out, expected, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+    weights = torch.randn(40, 2, 9, dtype=dtype)
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(inputs.grad, twin.grad, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
 def test_share_and_mean_are_right() -> None:
     torch.manual_seed(0)
     out = dropout(torch.ones(400_000), p=0.3, training=True)
@@ -56,6 +76,9 @@ def test_not_training_changes_nothing() -> None:
     inputs = torch.randn(6)
     assert dropout(inputs, p=0.5, training=False) is inputs
     torch.testing.assert_close(relu_dropout_(inputs.clone(), p=0.5, training=False), F.relu(inputs))
+    rows = torch.randn(2, 1, 3, 4)
+    sums = relu_dropout_sum(rows, p=0.5, training=False, in_place=False)
+    torch.testing.assert_close(sums, F.relu(rows).sum(dim=2))
 
 
 def test_other_dtypes_take_torchs_own() -> None:

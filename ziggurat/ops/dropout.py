@@ -9,7 +9,8 @@ for the rounded p, so the expectation is exact. The bits come from torch's own g
 its state repeat them.
 
 After ReLU nothing needs to be kept for the backward pass but the output itself, made in place: where the output is
-positive the gradient passes, scaled; elsewhere it was cut off or dropped.
+positive the gradient passes, scaled; elsewhere it was cut off or dropped. Where only a sum of the outputs goes on
+(`relu_dropout_sum`) the scale is one of the sum, and the gradient is never written once a row.
 
 `dropout_reference` is the definition. Under torch.compile, on other devices and in other dtypes torch's own is used.
 """
@@ -51,6 +52,22 @@ def relu_dropout_(inputs: Float[Tensor, "*shape"], *, p: float, training: bool) 
     return _ReluDropout.apply(inputs, p) if _applies(inputs) else F.dropout(F.relu_(inputs), p, True)
 
 
+def relu_dropout_sum(
+    inputs: Float[Tensor, "B H R D"], *, p: float, training: bool, in_place: bool
+) -> Float[Tensor, "B H D"]:
+    """`dropout(relu(inputs)).sum(dim=2)`: the gradient of a sum is the same for all that it adds, and not written out.
+
+    Args:
+        inputs: R rows of numbers.
+        p: probability of zeroing a number.
+        training: False for no dropout.
+        in_place: whether nobody reads the inputs again, so that their memory may be taken.
+    """
+    if training and _level(p) and _applies(inputs):
+        return _ReluDropoutSum.apply(inputs, p, in_place)
+    return dropout(F.relu(inputs), p=p, training=training).sum(dim=2)
+
+
 def random_bits(size: int) -> Int16[Tensor, "size"]:
     """Uniform 16-bit numbers from torch's generator of the CPU."""
     # One draw of 64 bits serves four elements. Its parts are signed, which `_kept` allows for.
@@ -89,13 +106,13 @@ class _Dropout(torch.autograd.Function):
         return grad * factors, None
 
 
-class _ReluDropoutCtx(SavedCtx, Protocol):
+class _ScaledCtx(SavedCtx, Protocol):
     scale: float
 
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _ReluDropoutCtx, inputs: Tensor, p: float) -> Tensor:
+    def forward(ctx: _ScaledCtx, inputs: Tensor, p: float) -> Tensor:
         level = _level(p)
         ctx.scale = _LEVELS / (_LEVELS - level)
         out = F.relu_(inputs).mul_(_kept(inputs, level).mul_(ctx.scale))
@@ -106,7 +123,26 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _ReluDropoutCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: _ScaledCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (out,) = ctx.saved_tensors
         # The output is positive exactly where the input was, and was kept.
         return torch.ops.aten.threshold_backward(grad, out, 0).mul_(ctx.scale), None
+
+
+class _ReluDropoutSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _ScaledCtx, inputs: Tensor, p: float, in_place: bool) -> Tensor:
+        level = _level(p)
+        ctx.scale = _LEVELS / (_LEVELS - level)
+        plain = inputs.detach()
+        kept = (F.relu_(plain) if in_place else F.relu(plain)).mul_(_kept(plain, level))
+        ctx.save_for_backward(kept)
+        return kept.sum(dim=2).mul_(ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _ScaledCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (kept,) = ctx.saved_tensors
+        # A view with a step of 0 over the rows: the sum's gradient is read R times from the cache.
+        each = (grad * ctx.scale).unsqueeze(2).expand_as(kept)
+        return torch.ops.aten.threshold_backward(each, kept, 0), None, None

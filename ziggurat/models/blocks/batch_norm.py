@@ -59,10 +59,15 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
     Settings, weights and statistics are those of `nn.BatchNorm1d`.
     """
 
-    def forward(self, input: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:  # torch's name
-        """The same shape; collective in training mode on many ranks."""
+    def forward(self, input: Float[Tensor, "B C"], num_passes: int = 1) -> Float[Tensor, "B C"]:  # torch's name
+        """Return the same shape; collective in training mode on many ranks.
+
+        Args:
+            input: columns of samples.
+            num_passes: over the same samples that this call stands for: the running statistics move as by so many.
+        """
         if self.training and self.world_sum is not None:
-            return self._over_ranks(input, self.world_sum)
+            return self._over_ranks(input, self.world_sum, num_passes=num_passes)
         if self.training and input.shape[0] < 2:
             return F.batch_norm(
                 # Not training, and no momentum: the running statistics are used, and stay as they are.
@@ -75,9 +80,29 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
                 0.0,
                 self.eps,
             )
-        return super().forward(input)
+        if not self.training or num_passes == 1:
+            return super().forward(input)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(num_passes)
+        return F.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            True,
+            self._momentum_of(num_passes),
+            self.eps,
+        )
 
-    def _over_ranks(self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor]) -> Tensor:
+    def _momentum_of(self, num_passes: int) -> float:
+        """Return the share of a batch in statistics that it moves so many times: r ← (1 − m) r + m · now."""
+        assert self.momentum is not None, "a moving average"
+        return self.momentum if num_passes == 1 else 1.0 - (1.0 - self.momentum) ** num_passes
+
+    def _over_ranks(
+        self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor], *, num_passes: int
+    ) -> Tensor:
         running_mean_C, running_var_C = self._running()
         # FP64: Σ x² / n − mean² would lose the digits of a column whose mean is large.
         exact_BC = inputs_BC.double()
@@ -90,7 +115,7 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
         mean_C = sum_C / number.clamp(min=1.0)
         # Rounding may take a column without spread below zero.
         var_C = (squares_C / number.clamp(min=1.0) - mean_C.square()).clamp(min=0.0)
-        self._take_in(mean_C.detach(), var_C.detach(), number=number)
+        self._take_in(mean_C.detach(), var_C.detach(), number=number, num_passes=num_passes)
         used_mean_C = torch.where(is_known, mean_C, running_mean_C.double())
         used_var_C = torch.where(is_known, var_C, running_var_C.double())
         normal_BC = (exact_BC - used_mean_C) * (used_var_C + self.eps).rsqrt()
@@ -106,13 +131,12 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
         return self.running_mean, self.running_var
 
     @torch.no_grad()
-    def _take_in(self, mean_C: Tensor, var_C: Tensor, *, number: Tensor) -> None:
+    def _take_in(self, mean_C: Tensor, var_C: Tensor, *, number: Tensor, num_passes: int) -> None:
         """Move the running statistics; a batch of fewer than two samples moves nothing."""
-        assert self.momentum is not None, "a moving average"
-        factor = torch.where(number >= 2.0, self.momentum, 0.0)
+        factor = torch.where(number >= 2.0, self._momentum_of(num_passes), 0.0)
         # As torch does: a batch is normalised by its own variance, and the running one estimates that of the data.
         unbiased_C = var_C * number / (number - 1.0).clamp(min=1.0)
         for running_C, now_C in zip(self._running(), (mean_C, unbiased_C), strict=True):
             running_C.copy_(running_C + factor * (now_C - running_C))
         if self.num_batches_tracked is not None:
-            self.num_batches_tracked += (number >= 2.0).squeeze(0)
+            self.num_batches_tracked += num_passes * (number >= 2.0).squeeze(0)
