@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from tests.models.as_written import INPUTS, Given, assert_as_written
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Task
-from ziggurat.models import Embedded, Normalization, QNNConfig, build_model
+from ziggurat.models import Embedded, Normalization, QNNConfig, build_model, qnn
 from ziggurat.models.contract.losses import loss_sums
-from ziggurat.models.qnn import QNN as QNNModel
 from ziggurat.models.qnn import logit_of_mean
 from ziggurat.ops.dropout import dropout
 from ziggurat.testing.batches import random_batch
@@ -106,7 +105,7 @@ def test_what_two_passes_share_is_what_each_computes(changes: dict[str, object])
     embedded = Embedded(dense=batch.dense, fields=torch.randn(32, 3 * D) * 0.3, vectors=batch.vectors)
     found: list[list[torch.Tensor]] = []
     for model, shares in zip(models, (True, False), strict=True):
-        assert isinstance(model, QNNModel)
+        assert isinstance(model, qnn.QNN)
         torch.manual_seed(4)
         if shares:
             named = model.forward_dense(embedded).named

@@ -72,9 +72,7 @@ def test_labels_that_are_all_equal(tmp_path: Path):
     assert [text.split(" rows")[0].split()[-1] for text in found] == ["training", "validation"]
     assert "label 'click' is 0 in all" in found[0]
     number = Label(name="price", task=Task.REGRESSION)
-    found = warnings(
-        tmp_path, Schema(features=GOOD[:1], labels=(number,)), frame=FRAME.with_columns(price=pl.lit(7.0))
-    )
+    found = warnings(tmp_path, Schema(features=GOOD[:1], labels=(number,)), frame=FRAME.with_columns(price=pl.lit(7.0)))
     assert "label 'price' is 7 in all" in found[0]
     assert "R² is undefined there" in found[1]
     rare = FRAME.head(60).with_columns(click=pl.Series([1, 0] * 30), outcome=pl.Series(["won", "lost"] * 30))

@@ -100,9 +100,7 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
         assert self.momentum is not None, "a moving average"
         return self.momentum if num_passes == 1 else 1.0 - (1.0 - self.momentum) ** num_passes
 
-    def _over_ranks(
-        self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor], *, num_passes: int
-    ) -> Tensor:
+    def _over_ranks(self, inputs_BC: Tensor, world_sum: Callable[[Tensor], Tensor], *, num_passes: int) -> Tensor:
         running_mean_C, running_var_C = self._running()
         # FP64: Σ x² / n − mean² would lose the digits of a column whose mean is large.
         exact_BC = inputs_BC.double()

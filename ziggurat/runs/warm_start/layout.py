@@ -4,8 +4,8 @@ A weight of the same name and shape may mean something else: one feature gone an
 features in another order, leave every shape as it was. So a weight is taken by name and shape alone where it does not
 depend on the fields, or where both models have the same ones in the same order. Which weights depend on them is tried
 out: the model is built on shapes alone with one number, one id, one label and one row of each table more, and what then
-has another shape depends on it. A part that is there once a label (`heads.networks.1.output.weight`) keeps its shape and
-has one name more instead: it is taken where the parent has the same label in the same place.
+has another shape depends on it. A part that is there once a label (`heads.networks.1.output.weight`) keeps its shape,
+and there is one more of it: it is taken where the parent has the same label in the same place.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def have_columns_of_other_labels(config: RunConfig, mine: InputSpec, *, theirs: 
     return frozenset(table for table, width in columns.items() if other[table] != width)
 
 
-def _parts_of_labels(
-    shapes: Mapping[str, object], other: Mapping[str, object], *, num_labels: int
-) -> dict[str, int]:
+def _parts_of_labels(shapes: Mapping[str, object], other: Mapping[str, object], *, num_labels: int) -> dict[str, int]:
     """Return the weights of which there is one for each label, each with the number of its label.
 
     Args:

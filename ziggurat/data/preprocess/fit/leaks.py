@@ -10,7 +10,7 @@ another name, gives an AUC of 1 in training and is missing in service. Three che
       score(row) = (Σ labels of the id + mean label) / (count of the id + 1),       measured on validation rows
 
   An AUC above 0.99 (for a number to predict: a squared correlation above 0.99) is said, with the way out;
-- a split whose labels are all equal, or all missing, is said, as its AUC is undefined and nothing can be learned from it.
+- a split whose labels are all equal or all missing is said, as its AUC is undefined and nothing is learned from it.
 
 Most features are far from a leak, and a few thousand rows show it: only what is above 0.9 there is asked on all rows.
 
