@@ -166,3 +166,10 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         dataclasses.replace(config, delayed=DelayedConfig(loss=DelayedLoss.FNC, label="like")).check()
     with pytest.raises(ConfigError, match="label_weights uncertainty with"):
         dataclasses.replace(config, distil=DistilConfig(head="single-head")).check()  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="plain and label_weights uncertainty"):
+        zg.train_run(config, folder=tmp_path / "run", loss=plain)
+    assert not (tmp_path / "run").exists()
+
+
+def plain(outputs: zg.Outputs, batch: zg.Batch) -> zg.LossSums:
+    raise AssertionError("refused before it is called")

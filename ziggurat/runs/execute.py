@@ -84,7 +84,7 @@ from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.hooks.hook import Hook, check_hooks
 from ziggurat.training.label_gradients import drowned_labels, far_labels
-from ziggurat.training.label_weights import LearnedWeights, weigh_labels
+from ziggurat.training.label_weights import LabelWeights, LearnedWeights, weigh_labels
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.full_ranking import has_repeats, repeats_lines
 from ziggurat.training.metrics.suspicion import suspicious
@@ -320,6 +320,13 @@ def train_run(
             found=f"loss={loss_name(loss)} and --distil {config.distil.head.value}",
             where="train_run",
             ways_out=("leave loss= out", "leave distil out, and read batch.extras in your loss"),
+        )
+    if loss is not None and config.label_weights is not LabelWeights.GIVEN:
+        raise ConfigError(
+            expected="a loss of your own, or learned weights of the labels in the loss of the model",
+            found=f"loss={loss_name(loss)} and label_weights {config.label_weights.value}",
+            where="train_run",
+            ways_out=("leave loss= out", "--label-weights given (in Python label_weights=LabelWeights.GIVEN), and weigh labels in your loss"),
         )
     if config.delayed.loss is not DelayedLoss.NONE:
         raise ConfigError(
