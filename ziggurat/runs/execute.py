@@ -326,7 +326,10 @@ def train_run(
             expected="a loss of your own, or learned weights of the labels in the loss of the model",
             found=f"loss={loss_name(loss)} and label_weights {config.label_weights.value}",
             where="train_run",
-            ways_out=("leave loss= out", "--label-weights given (in Python label_weights=LabelWeights.GIVEN), and weigh labels in your loss"),
+            ways_out=(
+                "leave loss= out",
+                "--label-weights given (in Python label_weights=LabelWeights.GIVEN), and weigh labels in your loss",
+            ),
         )
     if config.delayed.loss is not DelayedLoss.NONE:
         raise ConfigError(
