@@ -216,7 +216,9 @@ class QNN(RankingModel):
         if not self.training or not self.config.dropout:
             return self.as_outputs(self._pass(flat_Bd))
         # Up to the first dropout both passes compute the same.
-        shared_BX = self.layers[0].before_dropout(flat_Bd)
+        lowest = self.layers[0]
+        assert isinstance(lowest, QuadraticLayer)
+        shared_BX = lowest.before_dropout(flat_Bd)
         first_BL = self._pass(flat_Bd, shared_BX)
         second_BL = self._pass(flat_Bd, shared_BX)
         # FP32 at least: passes are compared with their mean in the loss.
