@@ -31,7 +31,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
 
 from ziggurat.files.figures import write_figure
 from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
-from ziggurat.files.locking import FileLock
+from ziggurat.files.locking import FileLock, locked
 from ziggurat.files.reading import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -73,6 +73,7 @@ __all__ = [
     "check_version",
     "digest_of",
     "is_temporary",
+    "locked",
     "left_behind",
     "make_room",
     "parse_json",

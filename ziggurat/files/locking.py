@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ziggurat.errors import FileError, ZigguratError
+from ziggurat.files.writing import writing_to
 
 _MAX_HOLDER_BYTES = 200
 _POLL_S = 0.02
@@ -100,3 +105,37 @@ class FileLock:
             return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
         except FileNotFoundError:
             return False
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path,
+    *,
+    busy: Callable[[str], ZigguratError] | None = None,
+    patience_s: float = 0.0,
+    waiting: Callable[[], None] | None = None,
+) -> Iterator[None]:
+    """Hold a lock file inside the block.
+
+    Args:
+        path: of the file; its folder exists.
+        busy: returns the error that is raised where it does not become free, of who holds it; None: wait for as long
+            as it takes.
+        patience_s: how long to wait; without effect where there is no `busy`.
+        waiting: called once, where it is not free at once.
+
+    Raises:
+        FileError: the system refuses to make the file, or cannot lock files there.
+    """
+    lock = FileLock(path)
+    with writing_to(path, FileError):
+        if not lock.take():
+            if waiting is not None:
+                waiting()
+            is_taken = lock.take_within(math.inf if busy is None else patience_s)
+            if not is_taken and busy is not None:
+                raise busy(lock.holder())
+    try:
+        yield
+    finally:
+        lock.release()

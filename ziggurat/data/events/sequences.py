@@ -19,10 +19,8 @@ Memory: that of the log (`log.py`), and a few million events of lists at a time,
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -60,7 +58,7 @@ from ziggurat.features.schema import (
     Sequence,
     table_of,
 )
-from ziggurat.files import FileLock, Format, replacing_folder, writing_to
+from ziggurat.files import Format, locked, replacing_folder, writing_to
 from ziggurat.files.parquet import ParquetFile
 from ziggurat.files.stores import facts_of
 
@@ -169,24 +167,12 @@ def sequences_of(
     target = folder / f"events_{_fingerprint(config, schema, source)}"
     # The facts are written last, so that a folder without them is not whole.
     if not (target / _FACTS_FILE).exists():
-        with _made_once(target, waiting=waiting):
+        with writing_to(target, FileError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_name(f".{target.name}.lock"), waiting=waiting):
             if not (target / _FACTS_FILE).exists():
                 _make(target, config, schema, source=source)
     return _opened(target, config, schema, source=source)
-
-
-@contextlib.contextmanager
-def _made_once(target: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
-    with writing_to(target, FileError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not lock.take():
-            waiting()
-            lock.take_within(math.inf)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _make(target: Path, config: DataConfig, schema: Schema, *, source: RawSource) -> None:

@@ -20,7 +20,7 @@ from typing import TypedDict
 
 from ziggurat.commands import pasted
 from ziggurat.errors import DataError, FileError
-from ziggurat.files import FileLock, Format
+from ziggurat.files import Format, locked
 
 LIST_FILE = "versions.json"
 _LIST = Format(
@@ -62,18 +62,18 @@ def held_list(folder: Path) -> Iterator[None]:
     Raises:
         FileError: another process holds it.
     """
-    lock = FileLock(folder / "versions.lock")
-    if not lock.take_within(_PATIENCE_S):
-        raise FileError(
+    path = folder / "versions.lock"
+
+    def busy(_: str) -> FileError:
+        return FileError(
             expected="one process that writes the list of versions",
             found="another one, which has not ended",
-            where=str(lock.path),
+            where=str(path),
             ways_out=("end that process", "log into another folder: --out ANOTHER_FOLDER"),
         )
-    try:
+
+    with locked(path, busy=busy, patience_s=_PATIENCE_S):
         yield
-    finally:
-        lock.release()
 
 
 def found_versions(folder: Path, look: Callable[[], list[str]], *, about_to_log: str = "") -> list[str]:

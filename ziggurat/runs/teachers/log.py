@@ -30,7 +30,7 @@ from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, exa
 from ziggurat.errors import ConfigError, DataError, FileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.features.schema import column_of
-from ziggurat.files import FileLock
+from ziggurat.files import locked
 from ziggurat.models.contract.losses import logits_among_all
 from ziggurat.models.contract.model import device_of
 from ziggurat.ops.row_formats import RowFormat
@@ -132,23 +132,22 @@ def log_teacher(
         history_key=history,
     )
     folder = VersionFolder.begin(out, facts)
-    lock = FileLock(folder.path / "lock")
-    if not lock.take():
-        raise FileError(
+
+    def busy(_: str) -> FileError:
+        return FileError(
             expected="one process that logs a version of a teacher",
             found="another one, which has not ended",
             where=str(folder.path),
             ways_out=("wait for it", "log into another folder: --out ANOTHER_FOLDER"),
         )
-    try:
+
+    with locked(folder.path / "lock", busy=busy):
         if num_listed := folder.settle():
             parts = "1 part" if num_listed == 1 else f"{num_listed:,} parts"
             progress.say(f"{parts} of an older Ziggurat had no digest: listed with those of today")
         return _log(
             run, data, folder=folder, maps=maps, bad_rows=bad_rows, progress=progress, rows_per_part=rows_per_part
         )
-    finally:
-        lock.release()
 
 
 def _log(

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from ziggurat.commands import pasted
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
-from ziggurat.files import FileLock, Format, is_temporary, refuse_url, remove_left_behind, take_away, writing_to
+from ziggurat.files import Format, is_temporary, locked, refuse_url, remove_left_behind, take_away, writing_to
 from ziggurat.plain import JSON
 from ziggurat.typed import Count, CountOrNone
 
@@ -268,7 +268,7 @@ def change_pointer(folder: Path, change: Callable[[Pointer | None], Pointer]) ->
             ways_out=("wait until it ends, or end it",),
         )
 
-    with _held(folder / _LOCK, busy=busy):
+    with locked(folder / _LOCK, busy=busy, patience_s=_PATIENCE_S):
         pointer = change(read_pointer(folder) if is_published(folder) else None)
         POINTER.write(folder / POINTER_NAME, to_json(pointer))
     return pointer
@@ -507,27 +507,9 @@ def publishing(folder: Path) -> Iterator[None]:
             ways_out=("wait until it ends, or end it", "publish into another folder: --publish exports/other"),
         )
 
-    with _held(folder / PUBLISHER_LOCK, busy=busy):
+    with locked(folder / PUBLISHER_LOCK, busy=busy, patience_s=_PATIENCE_S):
         _remove_left(folder)
         yield
-
-
-@contextlib.contextmanager
-def _held(path: Path, *, busy: Callable[[str], ZigguratError]) -> Iterator[None]:
-    """Hold a lock, for which others are waited a while.
-
-    Args:
-        path: of the lock.
-        busy: returns the error that is raised where it does not become free, of who holds it.
-    """
-    lock = FileLock(path)
-    with writing_to(path, FileError):
-        if not lock.take_within(_PATIENCE_S):
-            raise busy(lock.holder())
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _remove_left(folder: Path) -> None:
