@@ -38,6 +38,13 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
         "--space", metavar="NAME=VALUES", action="append", default=[], help="search these: LOW..HIGH or A,B,C"
     )
     parser.add_argument("--fix", metavar="NAME=VALUE", action="append", default=[], help="do not search this setting")
+    limit = "2x those of the settings as given, or a number for all models; draws beyond it are drawn again"
+    parser.add_argument(
+        "--max-flops-per-sample", metavar="LIMIT", default="", help=f"of a model that is tried, forward: {limit}"
+    )
+    parser.add_argument(
+        "--max-parameters", metavar="LIMIT", default="", help="of a model that is tried, tables too: likewise"
+    )
     parser.add_argument("--show-space", action="store_true", help="show what would be searched, and do nothing")
     parser.add_argument("--sampler", choices=("tpe", "random", "qmc"), default="tpe", help="default: %(default)s")
     parser.add_argument(
@@ -64,7 +71,7 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.studies.compare_own import OwnData
     from ziggurat.studies.tune import TuneConfig, spaces_of
     from ziggurat.studies.tune import tune as run_study
-    from ziggurat.studies.tune_report import SPACE_COLUMNS, columns_of, rows_of, space_rows, summary
+    from ziggurat.studies.tune_report import SPACE_COLUMNS, columns_of, limit_lines, rows_of, space_rows, summary
     from ziggurat.studies.tune_study import Pruner, Sampler
     from ziggurat.training.report.progress import show_progress
 
@@ -91,6 +98,8 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
         rows=options.rows,
         threads=options.threads,
         max_epochs=options.max_epochs,
+        max_flops_per_sample=options.max_flops_per_sample,
+        max_parameters=options.max_parameters,
         own=own,
         narrowed=tuple(options.space),
         fixed=tuple(options.fix),
@@ -102,6 +111,8 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
     )
     if options.show_space:
         print_table(SPACE_COLUMNS, space_rows(spaces_of(config)))
+        for line in limit_lines(config):
+            print_line(line)
         return 0
     found = run_study(config, out=options.out, progress=show_progress(verbose=options.verbose))
     print_table(columns_of(found), rows_of(found))

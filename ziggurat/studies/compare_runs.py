@@ -143,6 +143,7 @@ class RunRequest:
         protocol: what it is trained by; None: found from its settings.
         metric: what decides; with several labels it names one, whose test scores are kept.
         hooks: take part in its training; what they do is no part of its settings.
+        cost: of its model, where it is known; None: counted, which takes some tenths of a second.
     """
 
     model: str
@@ -152,6 +153,7 @@ class RunRequest:
     protocol: Protocol | None = None
     metric: str = metrics.USUAL
     hooks: tuple[Hook, ...] = ()
+    cost: RunCost | None = None
 
 
 def digest_of(config: RunConfig) -> str:
@@ -304,7 +306,7 @@ def _trainer(
     shares = with_unknown_shares(config.training.unknown_ids, data)
     training = dataclasses.replace(config.training, unknown_ids=shares)
     trainer = Trainer(model, config=training, train=data.train, valid=data.valid, folder=run.path, progress=progress)
-    return trainer, RunCost.of(model), starts_at
+    return trainer, request.cost or RunCost.of(model), starts_at
 
 
 def _logged_rate(run: RunFolder) -> float:

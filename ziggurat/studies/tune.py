@@ -59,6 +59,7 @@ from ziggurat.studies.compare_runs import (
     require_splits,
 )
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
+from ziggurat.studies.tune_limit import MOST_DRAWS, Limit, SizeLimits
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
 from ziggurat.studies.tuned import CALLS, CALLS_FORMAT, STUDY, STUDY_FORMAT, TUNED, TUNED_FORMAT
@@ -79,6 +80,7 @@ _MAX_FAILED = 3
 _LOOK_EVERY_S = 10.0  # at the seconds that all workers have spent, where these are limited
 _REPORT_EVERY_S = 60.0
 _REPORT_SHARE = 0.01  # of the processor seconds of tries, that reports of a study that goes on may take
+_LIMITS = ("max_flops_per_sample", "max_parameters")  # in study.json where they are given
 # What a study keeps of each model, in words for whoever asks for another one.
 _PARTS = {"space": "space", "given": "settings as given (of training, model, tables, --max-epochs, --fix)"}
 
@@ -100,6 +102,8 @@ class TuneConfig:
         rows: of the synthetic data.
         threads: of each run.
         max_epochs: fewer epochs than the protocol's; 0: the protocol's.
+        max_flops_per_sample: of a model that is tried, forward: `2x` those of the settings as given, or a number.
+        max_parameters: of a model that is tried, tables and dense network together: likewise.
         own: config classes of your own, whose kinds `models` may name.
         narrowed: `NAME=VALUES`; see `tune_space.py`.
         fixed: `NAME=VALUE`.
@@ -121,6 +125,8 @@ class TuneConfig:
     rows: int = 1_000_000
     threads: Threads = 1
     max_epochs: CountOrNone = 0
+    max_flops_per_sample: str = ""
+    max_parameters: str = ""
     own: tuple[type[ModelConfig], ...] = ()
     narrowed: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
@@ -145,6 +151,16 @@ class TuneConfig:
                 where="ziggurat tune, --pruner wilcoxon",
                 ways_out=("--try-seeds 3", "--pruner hyperband, which looks at evaluations of one seed"),
             )
+        assert self.limits is not None  # reading them refuses what is none
+
+    @property
+    def limits(self) -> dict[str, Limit]:
+        """The limits of what a sample may cost, by the name of the setting; those that there are."""
+        read = {
+            "max_flops_per_sample": Limit.parse(self.max_flops_per_sample, flag="--max-flops-per-sample"),
+            "max_parameters": Limit.parse(self.max_parameters, flag="--max-parameters"),
+        }
+        return {name: limit for name, limit in read.items() if limit is not None}
 
     @property
     def compared(self) -> CompareConfig:
@@ -219,6 +235,7 @@ class Tuning:
         inside_s: processor seconds of the same calls in tries.
         calls: how many there were, of all workers.
         notes: what a reader should know besides.
+        limits: of what a model that is tried may cost, by model.
     """
 
     config: TuneConfig
@@ -228,6 +245,7 @@ class Tuning:
     inside_s: float = 0.0
     calls: int = 1
     notes: tuple[str, ...] = ()
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def spaces_of(config: TuneConfig, *, num_rows: int = 1_000_000) -> dict[str, TuningSpace]:
@@ -286,14 +304,26 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     given = _given(config)
     refuse_what_does_not_fit(given, schema=base.table_schema, data=data)
     spaces = spaces_of(config, num_rows=data.train.num_rows)
+    limits = {
+        name: SizeLimits(
+            space,
+            inputs=data.inputs,
+            flops=config.limits.get("max_flops_per_sample"),
+            parameters=config.limits.get("max_parameters"),
+        )
+        for name, space in spaces.items()
+        if config.limits
+    }
     for name, space in spaces.items():
-        _refuse_what_has_no_room(name, space, base=base, data=data)
+        # Of a search whose parameters are limited, the largest model that is tried is a smaller one.
+        largest = limits[name].shrunk(space.largest()) if config.max_parameters else None
+        _refuse_what_has_no_room(name, space, largest=largest or space.largest(), base=base, data=data)
         _refuse_what_never_ends(name, space, config=config, data=data)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_what_is_no_study(folder)
     torch.set_num_threads(config.threads)
-    return _Study(config, folder=folder, base=base, data=data, spaces=spaces, progress=progress).run()
+    return _Study(config, folder=folder, base=base, data=data, spaces=spaces, limits=limits, progress=progress).run()
 
 
 class _Study:
@@ -307,6 +337,7 @@ class _Study:
         base: RunConfig,
         data: PreparedData,
         spaces: Mapping[str, TuningSpace],
+        limits: Mapping[str, SizeLimits],
         progress: Progress,
     ) -> None:
         self.begun = time.process_time()
@@ -316,6 +347,7 @@ class _Study:
         self.base = base
         self.data = data
         self.spaces = spaces
+        self.limits = limits
         self.progress = progress
         self.higher = higher_is_better(config.decides)
         self.inside_s = 0.0
@@ -335,6 +367,7 @@ class _Study:
                 pruner=config.pruner,
                 seed=config.seed,
                 storage=config.storage,
+                limits=limits.get(name),
             )
             for name, space in spaces.items()
         }
@@ -387,12 +420,13 @@ class _Study:
         config = self.config
         try:
             model, _ = self.spaces[name].apply(work.values)
-            build_model(model, self.data.inputs, seed=0, draw_tables=False)
+            cost = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
         except (ConfigError, SchemaError) as error:
             work.fail(f"{error.found}; expected {error.expected}")
             return f"cannot be: {error.found}"
         watch = Watch(
             work,
+            cost=cost,
             metric=config.decides,
             valid_rows=0 if self.data.valid is None else self.data.valid.num_rows,
             several=config.try_seeds > 1,
@@ -404,7 +438,7 @@ class _Study:
         try:
             for seed in range(config.seed, config.seed + config.try_seeds):
                 watch.begin(seed)
-                request = self._request(name, work, seed=seed, hooks=(watch,))
+                request = self._request(name, work, seed=seed, hooks=(watch,), cost=cost)
                 folders.append(request.folder)
                 record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
                 values.append(record.valid[config.decides])
@@ -429,7 +463,7 @@ class _Study:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return said
 
-    def _request(self, name: str, work: Work, *, seed: int, hooks: tuple[Hook, ...]) -> RunRequest:
+    def _request(self, name: str, work: Work, *, seed: int, hooks: tuple[Hook, ...], cost: RunCost) -> RunRequest:
         recipe = self._recipe(name, work.values)
         loader = dataclasses.replace(recipe.training.loader, seed=seed)
         training = dataclasses.replace(recipe.training, seed=seed, threads=self.config.threads, loader=loader)
@@ -441,6 +475,7 @@ class _Study:
             protocol=Protocol.RECIPE if self.config.protocol is Protocol.RECIPE else None,
             metric=self.config.decides,
             hooks=hooks,
+            cost=cost,
         )
 
     def _left_s(self, name: str) -> float:
@@ -474,11 +509,13 @@ class _Study:
             "sampler": self.config.sampler.value,
             "pruner": self.config.pruner.value,
             "storage": "a database" if self.config.storage else "a journal",
+            **{name: str(limit) for name, limit in self.config.limits.items()},
         }
         if path.exists():
             stored = STUDY_FORMAT.read(path)
             before = stored.pop("models")
             differing = [name for name in now if stored.get(name) != now[name]]
+            differing += [name for name in _LIMITS if name in stored and name not in now]
             differing += [
                 f"{_PARTS[part]} of {name}"
                 for name in models
@@ -532,6 +569,7 @@ class _Study:
                 outside_s=sum(each["outside_s"] for each in calls),
                 calls=len(calls),
                 notes=self._notes(models),
+                limits={name: limits.numbers for name, limits in self.limits.items()},
             )
             self._write_recipes(models)
             write_tuning(tuning, self.folder, is_live=not is_last)
@@ -590,15 +628,23 @@ class _Study:
     def _notes(self, models: Sequence[TunedModel]) -> tuple[str, ...]:
         notes = []
         for model in models:
-            if moved := self.spaces[model.name].moved():
+            limits = self.limits.get(model.name)
+            if moved := self.spaces[model.name].moved(None if limits is None else limits.start):
                 shown = ", ".join(
                     f"{name} {'several' if old is None else old} → {new}" for name, (old, new) in moved.items()
                 )
-                notes.append(f"{model.name}: try 0 is as given but for what lies outside of the space: {shown}")
+                beside = " or beyond the limit" if limits else ""
+                notes.append(f"{model.name}: try 0 is as given but for what lies outside of the space{beside}: {shown}")
             if running := model.count(Ended.RUNNING):
                 notes.append(
                     f"{model.name}: tries that are not finished: {running}; another worker trains them, or the same "
                     "command goes on with them, with more --hours where these are used up"
+                )
+            if beyond := sum(each.beyond for each in model.tries):
+                shrunk = sum(each.beyond >= MOST_DRAWS for each in model.tries)
+                notes.append(
+                    f"{model.name}: draws that lay beyond the limit, and were drawn again: {beyond}"
+                    + (f"; tries made smaller after {MOST_DRAWS} of them: {shrunk}" if shrunk else "")
                 )
             if failed := [each for each in model.tries if each.why]:
                 notes.append(f"{model.name}: tries that gave no value: {len(failed)}, first: {failed[0].why}")
@@ -651,6 +697,7 @@ class Watch(Hook):
 
     Args:
         work: the try.
+        cost: of its model.
         metric: that decides.
         valid_rows: of an evaluation.
         several: whether the try has several seeds.
@@ -662,6 +709,7 @@ class Watch(Hook):
         self,
         work: Work,
         *,
+        cost: RunCost,
         metric: str,
         valid_rows: int,
         several: bool,
@@ -670,6 +718,7 @@ class Watch(Hook):
     ) -> None:
         self.seed = 0
         self._work = work
+        self._cost = cost
         self._metric = metric
         self._valid_rows = valid_rows
         self._several = several
@@ -680,7 +729,6 @@ class Watch(Hook):
         self._cpu = 0.0
         self._wall = 0.0
         self._trainer: Trainer | None = None
-        self._cost: RunCost | None = None
         self._is_trained = False
 
     def begin(self, seed: int) -> None:
@@ -693,9 +741,8 @@ class Watch(Hook):
         self._is_trained = False
 
     def on_start(self, trainer: Trainer) -> None:
-        """Count FLOPs of a row."""
+        """Remember whose rows and evaluations are counted."""
         self._trainer = trainer
-        self._cost = RunCost.of(trainer.model)
 
     def on_step(self, trainer: Trainer, made: MadeStep) -> None:
         """End the try where the hours are used up; another call goes on with it after this step."""
@@ -750,7 +797,6 @@ class Watch(Hook):
     def _note(self) -> None:
         """Write down what this seed of the try has cost so far."""
         assert self._trainer is not None, "on_start comes first"
-        assert self._cost is not None, "on_start comes first"
         rows = self._trainer.position.rows
         evaluations = len(self._trainer.position.evaluations) + self._is_trained
         of_steps = float(self._cost.step_flops) * rows
@@ -836,20 +882,21 @@ def _limited(training: TrainingConfig, *, config: TuneConfig) -> TrainingConfig:
     return dataclasses.replace(training, epochs=min(training.epochs, config.max_epochs))
 
 
-def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, data: PreparedData) -> None:
+def _refuse_what_has_no_room(
+    name: str, space: TuningSpace, *, largest: Mapping[str, Value], base: RunConfig, data: PreparedData
+) -> None:
     """Build the largest model of a space without its tables, and ask for their room: hours later is too late.
 
     Raises:
         ConfigError: it does not fit; says which of its settings fits.
     """
-    largest = space.largest()
     error = _no_room(space, largest, base=base, data=data)
     if error is None:
         return
     ways = []
     for dimension in space.dimensions:
         if isinstance(dimension, Integers) and dimension.name in largest:
-            high = _high_with_room(space, dimension, base=base, data=data)
+            high = _high_with_room(space, dimension, largest=largest, base=base, data=data)
             ways += [] if high is None else [f"--space {dimension.name}={dimension.low}..{high}"]
     raise NoRoomError(
         expected=f"a search space of {name} whose largest model fits the memory",
@@ -859,13 +906,15 @@ def _refuse_what_has_no_room(name: str, space: TuningSpace, *, base: RunConfig, 
     )
 
 
-def _high_with_room(space: TuningSpace, dimension: Integers, *, base: RunConfig, data: PreparedData) -> int | None:
+def _high_with_room(
+    space: TuningSpace, dimension: Integers, *, largest: Mapping[str, Value], base: RunConfig, data: PreparedData
+) -> int | None:
     """Return an upper end of a dimension at which the rest of the space has room; None where it is not the reason."""
     high = dimension.high
     while high > dimension.low:
         half = max(dimension.low, high // 2)
         high = dimension.low + (half - dimension.low) // dimension.step * dimension.step
-        if _no_room(space, {**space.largest(), dimension.name: high}, base=base, data=data) is None:
+        if _no_room(space, {**largest, dimension.name: high}, base=base, data=data) is None:
             return high
     return None
 
@@ -931,8 +980,8 @@ def _another_study(
     differing: Sequence[str], *, stored: Mapping[str, object], now: Mapping[str, object], folder: Path
 ) -> ConfigError:
     shown = [
-        f"{name}: {stored[name]} there, {now[name]} now"
-        if name in now and name not in ("train", "valid", "schema")
+        f"{name}: {stored.get(name, 'none')} there, {now.get(name, 'none')} now"
+        if name in (*now, *_LIMITS) and name not in ("train", "valid", "schema")
         else f"{name} (other)"
         for name in differing
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ziggurat.studies.tune import TunedModel, Tuning
+    from ziggurat.studies.tune import TuneConfig, TunedModel, Tuning
 
 TUNING = Format(name="ziggurat.tuning_report", what="the result of a study that tunes", max_bytes=1 << 30)
 SPACE_COLUMNS = ("model", "setting", "values", "scale", "as given", "only where")
@@ -111,12 +111,31 @@ def summary(tuning: Tuning) -> list[str]:
         f"Budget: {'; '.join(asked)}. Sampler {config.sampler.value}, pruner {config.pruner.value}, seed {config.seed}"
         + (f" and {config.try_seeds - 1} more of each try." if config.try_seeds > 1 else "."),
     ]
+    lines += limit_lines(config, numbers=tuning.limits)
     total = tuning.inside_s + tuning.outside_s
     if total and tuning.inside_s:
         lines.append(
             f"{'One call' if tuning.calls == 1 else f'{tuning.calls} calls'}: {tuning.inside_s:,.1f} CPU seconds in "
             f"tries, {tuning.outside_s:,.1f} beside them ({100 * tuning.outside_s / total:.1f} % of all)."
         )
+    return lines
+
+
+def limit_lines(config: TuneConfig, *, numbers: Mapping[str, Mapping[str, float]] | None = None) -> list[str]:
+    """Sentences about the limits of what a model that is tried may cost; none where there are none.
+
+    Args:
+        config: of the study.
+        numbers: the limits of each model, by what they count; None before data is read.
+    """
+    words = {"max_flops_per_sample": "FLOPs a sample", "max_parameters": "parameters"}
+    lines = []
+    for name, limit in config.limits.items():
+        what = words[name]
+        most = f"{limit} those of the settings as given" if limit.is_multiple else short(limit.number)
+        each = {model: found[what] for model, found in (numbers or {}).items()}
+        shown = ", ".join(f"{model} {short(number)}" for model, number in each.items()) if limit.is_multiple else ""
+        lines.append(f"Limit of {what}: {most}{f' ({shown})' if shown else ''}; draws beyond it are drawn again.")
     return lines
 
 
@@ -156,6 +175,7 @@ def to_json(tuning: Tuning) -> dict[str, object]:
         "metric": config.decides,
         "protocol": config.protocol.value,
         "budget": {"tries": config.budget, "flops": config.flops, "hours": config.hours},
+        "limits": {name: str(limit) for name, limit in config.limits.items()},
         "sampler": config.sampler.value,
         "pruner": config.pruner.value,
         "seed": config.seed,
@@ -170,6 +190,7 @@ def to_json(tuning: Tuning) -> dict[str, object]:
                 "best": model.best,
                 "importances": dict(model.importances),
                 "spent": dataclasses.asdict(model.spent),
+                "limits": dict(tuning.limits.get(model.name, {})),
                 "space": tuning.spaces[model.name].to_json(),
                 "tries": [_try_json(each) for each in model.tries],
             }

@@ -86,9 +86,13 @@ class TuningSpace:
         """Return the settings as given, each moved to the nearest value of its dimension."""
         return self.ask(lambda dimension: nearest(dimension, self.given(dimension.name)))
 
-    def moved(self) -> dict[str, tuple[Value | None, Value]]:
-        """Return what `start` does not have as given: the value as given (None: no single one) and that of `start`."""
-        pairs = {name: (self.given(name), value) for name, value in self.start().items()}
+    def moved(self, start: Mapping[str, Value] | None = None) -> dict[str, tuple[Value | None, Value]]:
+        """Return what `start` does not have as given: the value as given (None: no single one) and that of `start`.
+
+        Args:
+            start: the settings of the first try, where they are not `start()`.
+        """
+        pairs = {name: (self.given(name), value) for name, value in (start or self.start()).items()}
         return {name: pair for name, pair in pairs.items() if str(pair[0]) != str(pair[1])}
 
     def largest(self) -> dict[str, Value]:

@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -36,13 +35,15 @@ from typing import Any
 
 from ziggurat.commands import pasted
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, ZigguratError
-from ziggurat.files import FileLock
+from ziggurat.files import FileLock, locked
 from ziggurat.models.contract.search_space import Choices, Dimension, Floats, Integers, Value
+from ziggurat.studies.tune_limit import SizeLimits
 from ziggurat.studies.tune_space import TuningSpace
 
 ASKING = "asking.lock"
 _SPENT = "spent"  # user attributes of a try
 _WHY = "why"
+_DRAWN = "drawn"
 _SQLITE_WAIT_S = 60
 
 
@@ -112,6 +113,7 @@ class Try:
         ended: see `Ended`.
         why: it failed or was given up; "" elsewhere.
         spent: on it.
+        beyond: draws that lay beyond a limit before this one was within.
     """
 
     number: int
@@ -121,6 +123,7 @@ class Try:
     ended: Ended
     why: str = ""
     spent: Spent = field(default_factory=Spent)
+    beyond: int = 0
 
 
 @dataclass
@@ -204,6 +207,7 @@ class Tries:
         pruner: of tries.
         seed: of the sampler.
         storage: URL of a database that Optuna can use; "" for the journal in the folder.
+        limits: of the model's size; None: none.
     """
 
     def __init__(
@@ -217,6 +221,7 @@ class Tries:
         pruner: Pruner,
         seed: int,
         storage: str = "",
+        limits: SizeLimits | None = None,
     ) -> None:
         self.model = model
         self.space = space
@@ -225,6 +230,7 @@ class Tries:
         self._sampler = sampler
         self._pruner = pruner
         self._seed = seed
+        self._limits = limits
         self._where = _without_password(storage) or str(folder / "journal.log")
         with _as_ours(self._where), asking(folder):
             self._study = optuna().create_study(
@@ -259,6 +265,10 @@ class Tries:
             trials = self._study.get_trials(deepcopy=False)
             tries = [_try_of(frozen) for frozen in trials]
             for frozen, each in zip(trials, tries, strict=True):
+                if frozen.state.name == "WAITING":
+                    return self._ask(
+                        number=each.number
+                    )  # of a worker that was killed between writing settings down and taking them
                 if each.ended is Ended.RUNNING and may_go_on(tries):
                     lock = self._lock(each.number)
                     if lock.take():
@@ -267,8 +277,11 @@ class Tries:
 
     def _begin(self, *, number: int) -> Work:
         if number == 0:
-            self._study.enqueue_trial(self.space.start())
-        self._study.sampler = _sampler(self._sampler, seed=self._seed, number=number)
+            self._study.enqueue_trial(self.space.start() if self._limits is None else self._limits.start)
+        return self._ask(number=number)
+
+    def _ask(self, *, number: int) -> Work:
+        self._study.sampler = self._sampler_of(number)
         trial = self._study.ask()
         # Before anything is suggested: another worker would take a running try without a lock for one that was left.
         lock = self._lock(trial.number)
@@ -276,9 +289,15 @@ class Tries:
             raise _held(lock)
         return self._work(trial, lock=lock, before={})
 
+    def _sampler_of(self, number: int) -> Any:
+        sampler = _sampler(self._sampler, seed=self._seed, number=number)
+        if self._limits is None or number == 0:
+            return sampler
+        return _limited(sampler, space=self.space, limits=self._limits)
+
     def _take(self, frozen: Any, *, lock: FileLock, number: int) -> Work:
         # Of a worker that was killed while it asked, a part of the settings may be missing: they are asked for now.
-        self._study.sampler = _sampler(self._sampler, seed=self._seed, number=number)
+        self._study.sampler = self._sampler_of(number)
         # Optuna has no other way to go on with a try than this class, by the identity that its storage gave it.
         trial = optuna().trial.Trial(self._study, frozen._trial_id)
         return self._work(trial, lock=lock, before=_spent_of(frozen))
@@ -400,6 +419,53 @@ def _sampler(kind: Sampler, *, seed: int, number: int) -> Any:
         return makers[kind]()
 
 
+def _limited(sampler: Any, *, space: TuningSpace, limits: SizeLimits) -> Any:
+    """Return a sampler that draws with another one, again and again, until settings are within limits.
+
+    All settings of a try are drawn together, before it has any. What was drawn is written down first: a worker that
+    takes the try over has the same settings, whatever others have found meanwhile.
+    """
+
+    class Limited(optuna().samplers.BaseSampler):
+        """Draws settings together; the methods are those that Optuna calls."""
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            return {each.name: _distribution(each) for each in space.dimensions}
+
+        def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> dict[str, Any]:
+            drawn = trial.user_attrs.get(_DRAWN)
+            if drawn is None:
+                values, beyond = limits.draw(lambda: self._once(study, trial, search_space))
+                drawn = {"values": values, "beyond": beyond}
+                # A sampler is given no public way to write to the try that it samples; Optuna's own do this, too.
+                study._storage.set_trial_user_attr(trial._trial_id, _DRAWN, drawn)
+            return dict(drawn["values"])
+
+        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+            return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+        def before_trial(self, study: Any, trial: Any) -> None:
+            sampler.before_trial(study, trial)
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            sampler.after_trial(study, trial, state, values)
+
+        def _once(self, study: Any, trial: Any, distributions: dict[str, Any]) -> dict[str, Value]:
+            """Draw as `Trial` does: what a sampler draws together, then one by one what it leaves out."""
+            together = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
+
+            def draw(dimension: Dimension) -> Value:
+                if distributions[dimension.name].single():
+                    return dimension.values[0] if isinstance(dimension, Choices) else dimension.low
+                if dimension.name in together:
+                    return together[dimension.name]
+                return sampler.sample_independent(study, trial, dimension.name, distributions[dimension.name])
+
+            return space.ask(draw)
+
+    return Limited()
+
+
 def _longest(tries: Sequence[Try]) -> int | None:
     """Return the evaluations of the first complete try, of which Hyperband makes its brackets; None before that.
 
@@ -439,6 +505,16 @@ def _suggest(trial: Any, dimension: Dimension) -> Value:
     return trial.suggest_int(dimension.name, dimension.low, dimension.high, log=dimension.log, **step)
 
 
+def _distribution(dimension: Dimension) -> Any:
+    """Return the distribution that `_suggest` asks for."""
+    distributions = importlib.import_module("optuna.distributions")
+    if isinstance(dimension, Choices):
+        return distributions.CategoricalDistribution(list(dimension.values))
+    if isinstance(dimension, Floats):
+        return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    return distributions.IntDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
 def _try_of(frozen: Any) -> Try:
     ended = {"COMPLETE": Ended.COMPLETE, "PRUNED": Ended.PRUNED, "FAIL": Ended.FAILED}
     return Try(
@@ -449,6 +525,7 @@ def _try_of(frozen: Any) -> Try:
         ended=ended.get(frozen.state.name, Ended.RUNNING),
         why=frozen.user_attrs.get(_WHY, ""),
         spent=sum(_spent_of(frozen).values(), Spent()),
+        beyond=frozen.user_attrs.get(_DRAWN, {}).get("beyond", 0),
     )
 
 
@@ -464,12 +541,8 @@ def _mixed(seed: int, number: int) -> int:
 @contextlib.contextmanager
 def asking(folder: Path) -> Iterator[None]:
     """Hold what only one worker at a time may hold while it takes a try."""
-    lock = FileLock(folder / ASKING)
-    lock.take_within(math.inf)
-    try:
+    with locked(folder / ASKING):
         yield
-    finally:
-        lock.release()
 
 
 def _held(lock: FileLock) -> ConfigError:
