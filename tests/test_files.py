@@ -20,6 +20,7 @@ from ziggurat.files import (
     FileLock,
     Format,
     Seal,
+    locked,
     parse_json,
     parse_toml,
     read_bytes,
@@ -350,6 +351,40 @@ def test_a_lock_that_is_given_back_in_the_moment_it_is_tried_is_taken(
     assert not FileLock(tmp_path / "lock").take()
     mine.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_held_inside_a_block_and_given_back_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+
+    def busy(holder: str) -> FileError:
+        return FileError(expected="one", found=f"two: {holder}", where=str(path), ways_out=("wait",))
+
+    def fail_inside() -> None:
+        with locked(path, busy=busy):
+            assert not FileLock(path).take()
+            with pytest.raises(FileError, match=f"two: process {os.getpid()} on "), locked(path, busy=busy):
+                pytest.fail("held twice")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileError, match="to write lock"), locked(tmp_path / "nowhere" / "lock", busy=busy):
+        pytest.fail("held without a folder")
+
+
+def test_a_lock_that_is_waited_for_says_so_once(tmp_path: Path) -> None:
+    other = FileLock(tmp_path / "lock")
+    assert other.take()
+    said = []
+
+    def waiting() -> None:
+        said.append("waiting")
+        other.release()
+
+    with locked(tmp_path / "lock", waiting=waiting):
+        assert not other.take()
+    assert said == ["waiting"]
 
 
 def test_a_folder_of_parts_that_another_process_removes_in_this_moment_is_made_again(

@@ -219,6 +219,21 @@ def test_a_database_that_cannot_be_opened_is_named_and_the_way_out_works(tmp_pat
     assert tries(tmp_path, storage=way).all() == []
 
 
+def test_a_database_that_does_not_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exc = importlib.import_module("sqlalchemy.exc")
+
+    def refuse(url: str, **settings: object) -> None:
+        raise exc.OperationalError("SELECT 1", {}, OSError("connection refused"))
+
+    monkeypatch.setattr(optuna().storages, "RDBStorage", refuse)
+    with pytest.raises(ConfigError, match="connection refused") as caught:
+        tries(tmp_path, storage="postgresql://me:secret@somewhere/tries")
+    assert caught.value.ways_out[0] == "give the same command again when the database answers: tries go on"
+    with pytest.raises(ConfigError) as of_a_file:
+        tries(tmp_path, storage="sqlite:////no/such/folder/study.db")
+    assert "--storage sqlite" in of_a_file.value.ways_out[0]
+
+
 def test_a_database_that_is_damaged_is_named_and_keeps_its_password(tmp_path: Path) -> None:
     path = tmp_path / "study.db"
     found = tries(tmp_path, storage=f"sqlite:///{path}")

@@ -360,11 +360,14 @@ def _storage(folder: Path, *, url: str) -> Any:
         try:
             return optuna().storages.RDBStorage(url, engine_kwargs=_engine_settings(url))
         except Exception as error:  # of SQLAlchemy, or of the driver of whichever database it is
+            # SQLAlchemy's name for a server that does not answer, whichever driver says so; of a file it is a bad path.
+            is_away = type(error).__name__ == "OperationalError" and not url.startswith("sqlite")
             raise ConfigError(
                 expected="URL of a database that SQLAlchemy can open here: sqlite:///FILE, postgresql://…",
                 found=_without_password(f"{type(error).__name__}: {error}")[:300],
                 where="storage of tries (--storage)",
                 ways_out=(
+                    *(("give the same command again when the database answers: tries go on",) if is_away else ()),
                     f"a file in the folder of the study: --storage {pasted(f'sqlite:///{folder.absolute()}/study.db')}",
                     "leave --storage out: a journal in that folder, which several processes share too",
                     "install the driver of the database beside Optuna",
