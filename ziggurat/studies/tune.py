@@ -418,6 +418,7 @@ class _Study:
     def _try(self, name: str, work: Work) -> str:
         """Train a try; return how it ended."""
         config = self.config
+        begun = _now()  # counting FLOPs is a part of what the try costs
         try:
             model, _ = self.spaces[name].apply(work.values)
             cost = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
@@ -437,12 +438,13 @@ class _Study:
         values = []
         try:
             for seed in range(config.seed, config.seed + config.try_seeds):
-                watch.begin(seed)
+                watch.begin(seed, since=begun)
                 request = self._request(name, work, seed=seed, hooks=(watch,), cost=cost)
                 folders.append(request.folder)
                 record = finish_run(request, data=self.data, read_test=False, progress=self.progress)
                 values.append(record.valid[config.decides])
                 watch.end_of_seed(statistics.fmean(values), value=values[-1], is_last=len(values) == config.try_seeds)
+                begun = _now()
         except PrunedError as pruned:
             work.prune("")
             said = f"pruned after {pruned}"
@@ -731,12 +733,16 @@ class Watch(Hook):
         self._trainer: Trainer | None = None
         self._is_trained = False
 
-    def begin(self, seed: int) -> None:
-        """Begin to count the seconds of a seed, before its model is built."""
+    def begin(self, seed: int, *, since: tuple[float, float]) -> None:
+        """Begin a seed, before its model is built.
+
+        Args:
+            seed: of weights, order and dropout.
+            since: the processor seconds and the clock from which it is counted.
+        """
         self.seed = seed
         self._first_seed = seed if self._first_seed is None else self._first_seed
-        self._cpu = time.process_time()
-        self._wall = time.perf_counter()
+        self._cpu, self._wall = since
         self._trainer = None
         self._is_trained = False
 
@@ -1012,6 +1018,11 @@ def _nothing_finished(tuning: Tuning, *, folder: Path) -> ConfigError:
             "no pruning: --pruner none, into another folder",
         ),
     )
+
+
+def _now() -> tuple[float, float]:
+    """Return the processor seconds of this process, and its clock."""
+    return time.process_time(), time.perf_counter()
 
 
 def _seconds(tries: Sequence[Try]) -> float:
