@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError
-from ziggurat.models import DNNConfig, MLPConfig, build_model, forward_flops_per_sample, num_parameters
-from ziggurat.models.contract.search_space import Choices, Floats, Integers
+from ziggurat.models import DNNConfig, MLPConfig, build_model, flops_per_sample, num_parameters
+from ziggurat.models.contract.search_space import Choices, Floats, Integers, Value
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.tune import TuneConfig, tune
 from ziggurat.studies.tune_limit import MOST_DRAWS, Limit, SizeLimits
@@ -65,7 +66,7 @@ def tries(folder: Path, bounds: SizeLimits | None, *, sampler: Sampler = Sampler
     )
 
 
-def make(found: Tries, *, number: int) -> list[dict[str, object]]:
+def make(found: Tries, *, number: int) -> list[dict[str, Value]]:
     """Make tries without training: wide networks are good, so that the sampler asks for what is beyond."""
     for _ in range(number):
         work = found.next(may_ask=lambda made: True, may_go_on=lambda made: True)
@@ -74,10 +75,10 @@ def make(found: Tries, *, number: int) -> list[dict[str, object]]:
     return [each.values for each in found.all()]
 
 
-def cost(values: dict[str, object]) -> tuple[int, int]:
+def cost(values: Mapping[str, Value]) -> tuple[int, int]:
     model, _ = SPACE.apply(values)
     built = build_model(model, INPUTS, seed=0)
-    return forward_flops_per_sample(built), num_parameters(built).total
+    return flops_per_sample(built).forward, num_parameters(built).total
 
 
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])

@@ -31,7 +31,6 @@ from ziggurat.models.contract.wrapped import wrap as wrap
 from ziggurat.models.costs.model_cost import Flops as Flops
 from ziggurat.models.costs.model_cost import ParameterCount as ParameterCount
 from ziggurat.models.costs.model_cost import flops_per_sample as flops_per_sample
-from ziggurat.models.costs.model_cost import forward_flops_per_sample as forward_flops_per_sample
 from ziggurat.models.costs.model_cost import num_parameters as num_parameters
 from ziggurat.models.cross_and_deep import Structure as Structure
 from ziggurat.models.dcn_v2 import CrossConfig as CrossConfig

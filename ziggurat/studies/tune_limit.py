@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models import Model, build_model, forward_flops_per_sample, num_parameters
+from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
 from ziggurat.models.contract.search_space import Choices, Value
 from ziggurat.studies.tune_space import TuningSpace, nearest
 
@@ -82,6 +82,10 @@ class _Bound:
     count: Callable[[Model], float]
 
 
+def _forward_flops(model: Model) -> float:
+    return flops_per_sample(model, backward=False).forward
+
+
 class SizeLimits:
     """The limits of one model's search.
 
@@ -100,7 +104,7 @@ class SizeLimits:
         self._inputs = inputs
         self._known: dict[tuple[tuple[str, Value], ...], bool] = {}
         kinds: list[tuple[str, str, Limit | None, Callable[[Model], float]]] = [
-            ("FLOPs a sample", "--max-flops-per-sample", flops, forward_flops_per_sample),
+            ("FLOPs a sample", "--max-flops-per-sample", flops, _forward_flops),
             ("parameters", "--max-parameters", parameters, lambda model: num_parameters(model).total),
         ]
         self._bounds = [

@@ -40,6 +40,8 @@ def test_products_of_an_own_model_are_counted_and_leave_no_trace(cls: type[OwnMo
     last = 2 * 5 * (2 if cls is OwnModel else 1)
     assert found.forward == 2 * WIDTH * 5 + last
     assert found.backward == 2 * found.forward
+    forward = flops_per_sample(model, backward=False)
+    assert (forward.forward, forward.backward) == (found.forward, 0)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None and not weight.is_meta for weight in model.parameters())
     assert not any(model.embeddings.recorded)

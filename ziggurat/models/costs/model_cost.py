@@ -85,26 +85,17 @@ def num_parameters(model: Model) -> ParameterCount:
     return ParameterCount(embedding=embedding, dense=sum(parameter.numel() for parameter in dense))
 
 
-def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None) -> Flops:
+def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None, backward: bool = True) -> Flops:
     """FLOPs of the matrix products of the towers and of `model.forward_dense` for one sample.
 
     Args:
         model: on one device, or what `parallelize` made of it.
         lengths: rows of its lists, by name; 1 where a list is not named, nor one that has its length in every sample.
+        backward: whether it is counted, which takes as long again; 0 otherwise.
     """
     dense = dense_run(model, lengths=lengths)
-    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
-    return towers + count_flops(model, dense)
-
-
-def forward_flops_per_sample(model: Model) -> int:
-    """FLOPs forward alone, those of `flops_per_sample` at half its cost or less; lists have one row."""
-    dense = dense_run(model)
-    towers = model.towers
-    of_towers = 0
-    if towers is not None:
-        of_towers = _count_forward(towers, lambda size, device: towers(_leaf(size, towers.input_dim, device)))
-    return of_towers + _count_forward(model, dense)
+    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim, backward=backward)
+    return towers + count_flops(model, dense, backward=backward)
 
 
 def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
@@ -123,19 +114,20 @@ def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
     return dense
 
 
-def flops_of(module: nn.Module, input_dim: int) -> Flops:
+def flops_of(module: nn.Module, input_dim: int, *, backward: bool = True) -> Flops:
     """FLOPs of one sample in a module that maps (B, input_dim) to a tensor, and whose input needs a gradient."""
-    return count_flops(module, lambda size, device: module(_leaf(size, input_dim, device)))
+    return count_flops(module, lambda size, device: module(_leaf(size, input_dim, device)), backward=backward)
 
 
-def count_flops(module: nn.Module, run: Run) -> Flops:
+def count_flops(module: nn.Module, run: Run, *, backward: bool = True) -> Flops:
     """FLOPs of one sample in whatever `run` computes with the weights of `module`, by torch's counter.
 
     Args:
         module: what `run` calls; its weights are elsewhere meanwhile, and as they were afterwards.
         run: on as many samples as asked for; inputs that need a gradient require one.
+        backward: whether it is counted; 0 otherwise.
     """
-    return on_shapes(module, lambda device: _difference(module, run, device))
+    return on_shapes(module, lambda device: _difference(module, run, device, backward=backward))
 
 
 def on_shapes(module: nn.Module, measure: Callable[[torch.device], T]) -> T:
@@ -149,31 +141,18 @@ def on_shapes(module: nn.Module, measure: Callable[[torch.device], T]) -> T:
             return measure(torch.device("cpu") if first is None else first.device)
 
 
-def _count_forward(module: nn.Module, run: Run) -> int:
-    """FLOPs of one sample forward; see `count_flops`."""
-
-    def measure(device: torch.device) -> int:
-        found = []
-        for size in (2, 3):  # as in `_difference`
-            with torch.enable_grad(), FlopCounterMode(display=False) as forward:
-                run_apart(module, run, size=size, device=device)
-            found.append(forward.get_total_flops())
-        return found[1] - found[0]
-
-    return on_shapes(module, measure)
-
-
-def _difference(module: nn.Module, run: Run, device: torch.device) -> Flops:
+def _difference(module: nn.Module, run: Run, device: torch.device, *, backward: bool) -> Flops:
     # 3 less 2: what runs once a batch drops out. Not 2 less 1: to a batch norm one sample is a special case.
-    (forward_2, backward_2), (forward_3, backward_3) = (_count(module, run, size, device) for size in (2, 3))
+    counts = [_count(module, run, size, device, counts_backward=backward) for size in (2, 3)]
+    (forward_2, backward_2), (forward_3, backward_3) = counts
     return Flops(forward=forward_3 - forward_2, backward=backward_3 - backward_2)
 
 
-def _count(module: nn.Module, run: Run, size: int, device: torch.device) -> tuple[int, int]:
+def _count(module: nn.Module, run: Run, size: int, device: torch.device, *, counts_backward: bool) -> tuple[int, int]:
     """Return FLOPs forward and backward of a batch."""
     with torch.enable_grad(), FlopCounterMode(display=False) as forward:
         found = run_apart(module, run, size=size, device=device)
-    if not found.requires_grad:
+    if not (counts_backward and found.requires_grad):
         return forward.get_total_flops(), 0
     with FlopCounterMode(display=False) as backward:
         found.sum().backward()
