@@ -353,7 +353,7 @@ class _Study:
         self.inside_s = 0.0
         self.reported = -math.inf
         self.reports_s = 0.0
-        # By the number of the try: counting builds a model, and the best try stays for many reports.
+        # By the number of the try: counting builds a model, which each report would do for the best ones.
         self.costs: dict[tuple[str, int], RunCost] = {}
         with asking(folder):
             self._open()
@@ -425,6 +425,7 @@ class _Study:
         except (ConfigError, SchemaError) as error:
             work.fail(f"{error.found}; expected {error.expected}")
             return f"cannot be: {error.found}"
+        self.costs[name, work.number] = cost  # where it is the best one, the report counts nothing again
         watch = Watch(
             work,
             cost=cost,
