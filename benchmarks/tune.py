@@ -397,11 +397,15 @@ def report_of_study(folder: Path) -> Report:
     ended = {key: sum(each.ended is not Ended.RUNNING for each in tries) for key, tries in models.items()}
     is_whole = bool(budget) and all(number >= budget for number in ended.values())
     minutes = seconds / 60.0 / CORES
+    limits: dict[str, str] = dict(study.get("limits", {}))  # reports of older studies have none
+    if study.get("max_epochs"):
+        limits["max_epochs"] = str(study["max_epochs"])
+    flags = "".join(f" --{name.replace('_', '-')} {limit}" for name, limit in limits.items())
     report = Report(
         benchmark=name,
         claim=f"A study of `ziggurat tune`: {study['data']}, protocol {study['protocol']}, sampler {study['sampler']}, "
         f"pruner {study['pruner']}; validation data alone. Every try is in the JSON.",
-        command=f"ziggurat tune {study['data']} --models {','.join(models)} --budget {budget} --out FOLDER; "
+        command=f"ziggurat tune {study['data']} --models {','.join(models)} --budget {budget}{flags} --out FOLDER; "
         "ziggurat bench tune --study FOLDER",
     )
     report.tables += [

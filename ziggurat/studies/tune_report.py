@@ -175,6 +175,7 @@ def to_json(tuning: Tuning) -> dict[str, object]:
         "metric": config.decides,
         "protocol": config.protocol.value,
         "budget": {"tries": config.budget, "flops": config.flops, "hours": config.hours},
+        "max_epochs": config.max_epochs,
         "limits": {name: str(limit) for name, limit in config.limits.items()},
         "sampler": config.sampler.value,
         "pruner": config.pruner.value,
