@@ -266,9 +266,8 @@ class Tries:
             tries = [_try_of(frozen) for frozen in trials]
             for frozen, each in zip(trials, tries, strict=True):
                 if frozen.state.name == "WAITING":
-                    return self._ask(
-                        number=each.number
-                    )  # of a worker that was killed between writing settings down and taking them
+                    # A worker was killed between writing settings down and taking them.
+                    return self._ask(number=each.number)
                 if each.ended is Ended.RUNNING and may_go_on(tries):
                     lock = self._lock(each.number)
                     if lock.take():
