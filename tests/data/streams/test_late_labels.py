@@ -57,11 +57,12 @@ def arrivals_in(
     key: str = "id",
     schema: zg.Schema = SCHEMA,
     bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+    until: str = "",
     **more: Any,
 ) -> Arrivals:
     delay = delay_of(key=key, **more)
     data = zg.DataConfig(train=("x",), bad_rows=bad_rows)
-    return Arrivals(folder, config=StreamConfig(by="day", delay=delay), data=data, schema=schema)
+    return Arrivals(folder, config=StreamConfig(by="day", delay=delay, until=until), data=data, schema=schema)
 
 
 def trained_in(arrivals: Arrivals) -> dict[str, dict[str, list[tuple[Any, ...]]]]:
@@ -147,6 +148,33 @@ def test_two_logs_train_what_one_file_with_both_trains(tmp_path: Path, policy: L
     # Cut into chunks otherwise, as files were, and in the same order: that of the rows.
     rows = [[[row for chunk in window for row in chunk] for window in windows] for windows in kept]
     assert all(each == rows[0] for each in rows)
+
+
+@pytest.mark.parametrize(
+    ("policy", "confirms"), [(LabelDelay.WAIT, False), (LabelDelay.CORRECT, False), (LabelDelay.CORRECT, True)]
+)
+def test_rows_whose_labels_come_behind_until_are_counted_as_those_of_one_file(
+    tmp_path: Path, policy: LabelDelay, confirms: bool
+) -> None:
+    frame = both(400)
+    frame.write_parquet(tmp_path / "both.parquet")
+    settings: dict[str, Any] = {"policy": policy, "confirms": confirms, "until": "2000-05-04"}
+    settings |= {} if policy is LabelDelay.WAIT else {"observe_s": DAY / 4}
+    one = arrivals_in(tmp_path / "one", key="", **settings)
+    one.take([tmp_path / "both.parquet"])
+    at = frame["at"].to_numpy()
+    end = START + 3 * DAY
+    known = np.where(frame["click"].to_numpy() == 1, frame["known"].fill_null(0).to_numpy(), at + REACH)
+    known = np.maximum(known, at + REACH) if policy is LabelDelay.WAIT else known
+    observed = known if policy is LabelDelay.WAIT else at + DAY / 4
+    is_again = (known > observed) & (known >= end) & ((frame["click"].to_numpy() == 1) | confirms)
+    expected = int(((at < end) & (observed >= end)).sum() + ((at < end) & is_again).sum())
+    assert expected > 20
+    assert one.journal.unlearned == expected
+    for seed in range(3):
+        two = interleaved(arrivals_in(tmp_path / f"two-{seed}", **settings), tmp_path / f"{seed}", frame, seed=seed)
+        trained_in(two)
+        assert two.journal.unlearned == expected
 
 
 def test_what_was_known_is_known_again_after_each_look(tmp_path: Path) -> None:

@@ -62,11 +62,13 @@ from ziggurat.data.streams.new_files import NewFile
 from ziggurat.data.streams.row_spool import RowSpool
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, Cut, StreamConfig
 from ziggurat.errors import FileError, SchemaError
+from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.files import writing_to
 from ziggurat.files.parquet import ParquetFile
 
 _NONE = HISTORY - 1  # before every window
+_LATER_STATES = (LabelState.CORRECTED, LabelState.CONFIRMED)
 _TRUTH = pa.schema({"row": pa.int64(), "is_positive": pa.bool_(), "is_labelled": pa.bool_()})
 
 
@@ -563,7 +565,8 @@ class AwaitingLabels:
         num_unlearned = 0
         for lesson in lessons(times / per_second, known.known / per_second, known.is_positive, config=self._delay):
             windows = cut.windows(lesson.at_s * per_second)
-            num_unlearned += int((lesson.mask & (windows == LEFT_OUT)).sum())
+            if lesson.state not in _LATER_STATES:  # whether a row has these is known with its label: see `_truth_table`
+                num_unlearned += int((lesson.mask & (windows == LEFT_OUT)).sum())
             is_due = lesson.mask & (windows <= key) & (windows > before)
             if is_due.any():
                 whole = whole or self._labelled(piece, known, cut=cut)
@@ -651,14 +654,23 @@ class AwaitingLabels:
             if self.labels_until(window) >= self._until:
                 break
             part = f"truth-{number:06}.parquet"
-            self._write(part, self._truth_table(window, cut=cut))
-            kept.apply(Change(truth_window=number, truth=part))
+            table, num_unlearned = self._truth_table(window, cut=cut)
+            self._write(part, table)
+            kept.apply(Change(truth_window=number, truth=part, unlearned=num_unlearned))
             kept.save()
             count += 1
         if count:
             self._let_go(cut=cut)
 
-    def _truth_table(self, window: Window, *, cut: Cut) -> pa.Table:
+    def _truth_table(self, window: Window, *, cut: Cut) -> tuple[pa.Table, int]:
+        """Return the labels of a window, and how many of its rows are not trained once more, as --until is before that.
+
+        Args:
+            window: whose labels are complete.
+            cut: of the stream.
+        """
+        per_second = cut.clock.per_second
+        num_unlearned = 0
         rows: list[np.ndarray] = []
         positives: list[np.ndarray] = []
         labelled: list[np.ndarray] = []
@@ -667,9 +679,14 @@ class AwaitingLabels:
             rows.append(known.chunk.global_rows)
             positives.append(known.is_positive)
             labelled.append(cut.windows(known.known) <= window.key)
+            for lesson in lessons(
+                known.times / per_second, known.known / per_second, known.is_positive, config=self._delay
+            ):
+                if lesson.state in _LATER_STATES:
+                    num_unlearned += int((lesson.mask & (cut.windows(lesson.at_s * per_second) == LEFT_OUT)).sum())
         columns = [np.concatenate([np.empty(0, np.int64), *rows])]
         columns += [np.concatenate([np.empty(0, np.bool_), *each]) for each in (positives, labelled)]
-        return pa.Table.from_arrays([pa.array(each) for each in columns], schema=_TRUTH)
+        return pa.Table.from_arrays([pa.array(each) for each in columns], schema=_TRUTH), num_unlearned
 
     def truth(self, number: int) -> Truth | None:
         """Return the labels of the rows of a window; None where more of them may come.

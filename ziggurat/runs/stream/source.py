@@ -292,6 +292,7 @@ class StreamWindows:
             self._progress.update(done, total=total)
 
         arrivals = self._held
+        unlearned = arrivals.journal.unlearned
         if self._receiving is None:
             files, labels = self._files()
             taken = arrivals.take(files, labels=labels, latest_s=self._latest_s, progress=told)
@@ -318,6 +319,8 @@ class StreamWindows:
             parts.append(f"{taken.late:,} {'rows' if self._labels else 'of them'} late, {what}")
         if taken.left_out:
             parts.append(f"{taken.left_out:,} of them left out, from --until {arrivals.journal.config.until} on")
+        if arrivals.journal.unlearned > unlearned:
+            parts.append(self._shown_unlearned(arrivals.journal.unlearned - unlearned))
         if taken.bad:
             parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
         if taken.newest_s > time.time() + A_DAY_S:
@@ -569,11 +572,13 @@ class StreamWindows:
                 f"the last of them {held.last_waiting}"
             )
         if held.journal.unlearned:
-            parts.append(
-                f"{held.journal.unlearned:,} rows are not trained: their labels are known from "
-                f"--until {held.journal.config.until} on"
-            )
+            parts.append(f"{self._shown_unlearned(held.journal.unlearned)}, in all")
         return "; ".join(parts)
+
+    def _shown_unlearned(self, count: int) -> str:
+        """Say how many rows, or corrections of rows, are never trained; each counts once for each time."""
+        until = self._held.journal.config.until
+        return f"{count:,} rows are not trained, or not corrected: their labels are known from --until {until} on"
 
     # Of windows whose labels come in records of their own; the first rank has them, and none of these is collective.
 
