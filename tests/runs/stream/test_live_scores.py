@@ -25,11 +25,13 @@ from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import CheckpointError
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.stream import waiting_windows
+from ziggurat.runs.stream.publish import PublishConfig, PublishWindows
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.runs.stream.source import FollowConfig, StreamWindows
 from ziggurat.runs.stream.window_encoder import window_folder
 from ziggurat.runs.verify import verify_run
 from ziggurat.runs.watermark import stream_watermark
+from ziggurat.serving.export.published_folder import read_pointer
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import AverageOver
 from ziggurat.training.evaluation.evaluate import ordered_batches
@@ -254,6 +256,32 @@ def test_a_window_is_judged_once_by_the_scores_of_its_end(tmp_path: Path) -> Non
     assert stream_watermark(run, step=10_000).time == START + 11 * DAY
     assert verify_run(tmp_path / "run").good
     assert "behind the end of their window: " in (tmp_path / "run/run.log").read_text()
+
+
+def test_versions_get_the_metrics_of_their_windows_when_labels_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = delayed_events(300)
+    publish = PublishConfig(folder=str(tmp_path / "live"))
+    known: list[list[bool]] = []
+    for phase, dies in enumerate((False, False, False, True)):
+        write_phase(tmp_path, frame, phase=phase)
+        with monkeypatch.context() as patch:
+            if dies:  # between the line of a window and the pointer
+                patch.setattr(PublishWindows, "on_labelled", lambda *_: None)
+            result = live(tmp_path, "run", publish=publish)
+        known.append([bool(each.metrics) for each in read_pointer(tmp_path / "live").versions])
+    has_metrics = [bool(each.metrics) for each in result.windows]
+    assert known[0] == [False] * len(known[0]), "the history, and windows that wait"
+    assert any(known[2])
+    assert sum(known[3]) < sum(has_metrics)
+    live(tmp_path, "run", publish=publish)
+    records = {each.window: each for each in result.windows}
+    versions = read_pointer(tmp_path / "live").versions
+    assert [each.metrics for each in versions] == [
+        records[each.window].averaged or records[each.window].metrics for each in versions
+    ]
+    assert sum(bool(each.metrics) for each in versions) == sum(has_metrics)
 
 
 class MomentsOfScores(Moments):

@@ -256,6 +256,7 @@ class PublishWindows(Hook):
     def on_start(self, trainer: Trainer) -> None:
         """Take the folder, remove what a killed process left in it, and publish what it did not come to."""
         trainer.team.on_first(self._begin)
+        trainer.team.on_first(self._fill_in_metrics)  # of windows that were judged before a process was killed
         position = trainer.position
         if position.window and position.epoch > position.window_epoch:
             self._publish(trainer, position.window)
@@ -268,6 +269,11 @@ class PublishWindows(Hook):
     def on_window(self, trainer: Trainer) -> None:
         """Publish."""
         self._publish(trainer, trainer.position.window)
+
+    def on_labelled(self, trainer: Trainer, record: WindowRecord) -> None:
+        """Fill in the metrics of a version that was published before the labels of its window were complete."""
+        del record
+        trainer.team.on_first(self._fill_in_metrics)
 
     def close(self) -> None:
         """Wait for the server that was told, and give the folder back."""
@@ -292,6 +298,27 @@ class PublishWindows(Hook):
         if is_published(self._folder):
             mine = [each for each in read_pointer(self._folder).versions if each.run == self._id]
             self._previous = mine[-1] if mine else None
+
+    def _fill_in_metrics(self) -> None:
+        """Write the metrics of windows that are known by now beside their versions; the versions stay as they are."""
+        if not is_published(self._folder):
+            return
+        found: dict[int, dict[str, float | None]] = {}
+        for each in read_pointer(self._folder).versions:
+            record = self._record(each.window) if each.run == self._id and not each.metrics else None
+            if record is not None and record.metrics:
+                found[each.number] = _metrics_of(record)
+        if not found:
+            return
+
+        def filled(pointer: Pointer | None) -> Pointer:
+            assert pointer is not None, "it was read, and stays"
+            versions = (
+                dataclasses.replace(each, metrics=found.get(each.number, each.metrics)) for each in pointer.versions
+            )
+            return dataclasses.replace(pointer, versions=tuple(versions))
+
+        change_pointer(self._folder, filled)
 
     # ------------------------------------------------------------------------------------------------------- publish
 
@@ -471,8 +498,7 @@ class PublishWindows(Hook):
             deltas=0 if whole or previous is None else previous.deltas + 1,
             rows=sum(len(each.rows) for each in weights.tables.values()),
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            # Of an average that is published, its own.
-            metrics=dict(record.averaged or record.metrics),
+            metrics=_metrics_of(record),
         )
         grown = {name: GrownVocabulary.of(ids) for name, ids in weights.ids.items()}
         fitted = self._preprocessing.with_grown(grown) if grown else self._preprocessing
@@ -777,6 +803,11 @@ def say_published_before(stream: Path, *, say: Callable[[str], None]) -> None:
         f"not published: this stream was published {where} before, and no --publish is given now; "
         f"--publish {pasted(folder) if folder else 'FOLDER'} goes on with it"
     )
+
+
+def _metrics_of(record: WindowRecord) -> dict[str, float | None]:
+    """Return the metrics of a window; of an average that is published, its own."""
+    return dict(record.averaged or record.metrics)
 
 
 def _rows_of(packed: PackedModel, name: str) -> Tensor:
