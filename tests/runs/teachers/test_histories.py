@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from time import time as now
 
 import numpy as np
 import polars as pl
@@ -257,6 +259,33 @@ def test_an_index_is_made_again_when_parts_come_and_a_damaged_one_is_refused(fol
         index_of(copy)
     shutil.rmtree(copy.path / made.name)
     assert len(index_of(copy).keys) == 300
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_a_killed_process_left_of_an_index_goes_with_the_next_one() -> None:
+    logged(rows(200), np.ones((200, 1), dtype=np.float32), watermark=FIRST - 1.0, version="left")
+    [version] = versions_in("teacher")
+    dead = 999_999_999  # no process has such a number
+    digest = "0123456789abcdef"
+    old = now() - 7_200.0
+    left = [
+        version.path / f".{name}.{dead}.{'a' * 8}.tmp"
+        for name in (f"by_user-{digest}", f"part-00003.by_user-{digest}", f"by_user-{digest[::-1]}")
+    ]
+    others = [
+        version.path / f".by_user-{digest}.{os.getpid()}.{'b' * 8}.tmp",  # of a process that lives
+        version.path / f".by_user-notes.{dead}.{'c' * 8}.tmp",  # of nobody who writes indices
+        version.path / f"by_user-{digest}.tmp",
+    ]
+    fresh = version.path / f".by_user-{digest}.{dead}.{'d' * 8}.tmp"  # perhaps of another machine
+    for each in (*left, *others, fresh):
+        each.mkdir()
+        (each / "keys.npy").write_bytes(b"half")
+        for path in () if each == fresh else (each / "keys.npy", each):
+            os.utime(path, (old, old))
+    index_of(version)
+    assert not any(each.exists() for each in left)
+    assert all((each / "keys.npy").read_bytes() == b"half" for each in (*others, fresh))
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -44,7 +45,7 @@ from ziggurat.data.teachers.side_table import TeacherVersion, VersionFolder, exa
 from ziggurat.data.teachers.version_list import without_version
 from ziggurat.errors import DataError, FileError
 from ziggurat.features.kinds import TeacherHistory
-from ziggurat.files import Format, replacing_folder, sha256_of, take_away
+from ziggurat.files import Format, is_temporary, remove_left_behind, replacing_folder, sha256_of, take_away
 from ziggurat.ops.vector_histories import pack_rows
 
 INDEX = Format(
@@ -267,6 +268,19 @@ def _write(version: VersionFolder, folder: Path, *, parts: Sequence[Path], prefi
         # Of fewer parts; whoever has its files mapped keeps them, and whoever comes to map them sees all or none.
         if older != folder and (older / _INDEX_FILE).exists():
             take_away(older)
+    _remove_left_behind(version.path)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed processes left of indices, of whatever parts, under the names that `_open` gives these.
+
+    Args:
+        folder: of the version.
+    """
+    name = re.compile(rf"\.((?:part-\d+\.)?{_INDEX_FOLDER}-[0-9a-f]{{{2 * _DIGEST_BYTES}}})\..*")
+    found = {match[1] for each in folder.iterdir() if is_temporary(each.name) and (match := name.fullmatch(each.name))}
+    for each in sorted(found):
+        remove_left_behind(folder / each)
 
 
 def check_versions(feature: TeacherHistory, versions: Sequence[VersionFolder]) -> None:
