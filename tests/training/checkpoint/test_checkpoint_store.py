@@ -27,7 +27,15 @@ from tests.training.checkpoint.checkpoint_cases import (
 )
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.training.checkpoint import CheckpointConfig, CheckpointReader, CheckpointStore, Match, SaveMode, retention
+from ziggurat.training.checkpoint import (
+    CheckpointConfig,
+    CheckpointReader,
+    CheckpointStore,
+    Match,
+    SaveMode,
+    manifest,
+    retention,
+)
 from ziggurat.training.checkpoint import store as store_module
 from ziggurat.training.checkpoint.files import DTYPE_CODES
 
@@ -183,6 +191,24 @@ def test_the_latest_step_may_be_saved_again(tmp_path: Path) -> None:
         "step-000000000002",
         "step-000000000002.pinned",
     ]
+
+
+def test_a_reader_sees_one_of_two_checkpoints_of_a_step_that_is_saved_again_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, config=SYNC)
+    store.save(1, tensors=tensors_of(1), state=state_of(1))
+    read = manifest.read_small_file
+
+    def saved_again_behind(path: Path, *, max_bytes: int) -> bytearray:
+        found = read(path, max_bytes=max_bytes)
+        monkeypatch.setattr(manifest, "read_small_file", read)
+        store.save(1, tensors=tensors_of(9), state=state_of(9))
+        return found
+
+    monkeypatch.setattr(manifest, "read_small_file", saved_again_behind)
+    found = manifest.read_manifest(tmp_path / "step-000000000001", step=1)
+    assert found == manifest.read_manifest(tmp_path / "step-000000000001")
 
 
 def test_a_new_run_in_an_old_folder_is_refused(tmp_path: Path) -> None:

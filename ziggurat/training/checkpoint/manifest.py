@@ -51,6 +51,7 @@ SPARSE_VERSION = 3  # of checkpoints that hold some rows of tables (`rows/`), in
 MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
+_TRIALS = 3  # to read two files of one checkpoint, which another process may replace meanwhile
 MAX_MANIFEST_BYTES = 256 << 20  # more is not read: a damaged folder must not fill the memory
 MAX_STATE_BYTES = 256 << 20
 MAX_DIMENSIONS = 64
@@ -173,8 +174,7 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
         raise damaged(folder, expected="a folder with a checkpoint", found=found)
     sums_path = folder / SUMS_NAME
     path = folder / MANIFEST_NAME
-    sums = read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES)
-    text = read_small_file(path, max_bytes=MAX_MANIFEST_BYTES)
+    sums, text = _read_together(sums_path, path)
     first = _FIRST_SUM.match(sums)
     # Before the manifest is parsed, so that bytes that nobody vouches for are never read as JSON.
     if first is None:
@@ -195,6 +195,21 @@ def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
     if step is not None and manifest.step != step:
         raise damaged(path, expected=f"step {step}, as the folder is called", found=f"step {manifest.step}")
     return manifest
+
+
+def _read_together(sums_path: Path, path: Path) -> tuple[bytearray, bytearray]:
+    """Return sums and manifest of one checkpoint, also where the same step is saved again between the two reads."""
+    trial = 0
+    while True:
+        trial += 1
+        sums = read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES)
+        text = read_small_file(path, max_bytes=MAX_MANIFEST_BYTES)
+        first = _FIRST_SUM.match(sums)
+        if first is not None and first[1].decode() == hashlib.sha256(text).hexdigest():
+            return sums, text
+        # They stay as they are where the checkpoint is damaged, and are others where it was replaced.
+        if trial == _TRIALS or read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES) == sums:
+            return sums, text
 
 
 def _text(data: Mapping[str, object]) -> str:
