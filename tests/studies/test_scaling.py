@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,10 +16,23 @@ from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
-from ziggurat.models import DCNv2Config, DLRMConfig, LogisticRegressionConfig, WukongConfig, build_model
-from ziggurat.studies.scaling import MAX_CROSS_LAYERS, MAX_WUKONG_LAYERS, forward_flops, grow
+from ziggurat.models import (
+    BuiltInConfig,
+    DCNv2Config,
+    DLRMConfig,
+    DNNConfig,
+    LogisticRegressionConfig,
+    MLPConfig,
+    WukongConfig,
+    build_model,
+)
+from ziggurat.models.contract.growth import Grows
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.dcn_v2 import MAX_CROSS_LAYERS
+from ziggurat.models.wukong import MAX_LAYERS
+from ziggurat.studies.scaling import forward_flops, grow, growing_models
 from ziggurat.studies.scaling_law import ScalingLaw, doubt_of, fit_law, fit_with_band
-from ziggurat.studies.scaling_runs import SMALLEST, smallest
+from ziggurat.studies.scaling_runs import smallest
 
 INPUTS = InputSpec(
     dense=("a", "b"),
@@ -28,7 +42,7 @@ INPUTS = InputSpec(
 )
 
 
-@pytest.mark.parametrize("name", sorted(SMALLEST))
+@pytest.mark.parametrize("name", sorted(growing_models()))
 @pytest.mark.parametrize("factor", [1.0, pytest.param(16.0, marks=pytest.mark.slow)])
 def test_growth_meets_the_compute(name: str, factor: float) -> None:
     start = smallest(name)
@@ -36,14 +50,14 @@ def test_growth_meets_the_compute(name: str, factor: float) -> None:
     met = forward_flops(grown, INPUTS) / forward_flops(start, INPUTS)
     assert met == pytest.approx(factor, rel=0.15)
     assert type(grown) is type(start)
-    assert grown.embedding_dim == start.embedding_dim
+    assert grown.table_columns(INPUTS) == start.table_columns(INPUTS)
 
 
-@pytest.mark.parametrize("name", sorted(SMALLEST))
+@pytest.mark.parametrize("name", sorted(growing_models()))
 def test_flops_are_torchs(name: str) -> None:
     start = dataclasses.replace(smallest(name), embedding_dim=6)  # not whole vectors: torch multiplies, and counts
     grown = grow(start, INPUTS, factor=3.0)
-    model = build_model(grown, INPUTS, seed=0)
+    model = cast(RankingModel, build_model(grown, INPUTS, seed=0))
     fields = torch.randn(6, sum(model.field_dims), requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         model.interact(torch.randn(6, 2), fields, {})
@@ -61,7 +75,7 @@ def test_wukong_grows_layers_first_then_everything_in_them() -> None:
         layers.append(grown.num_layers)
         widths.append((grown.num_fm[0], grown.num_linear[0], grown.rank[0], grown.mlp.hidden_dims[0]))
     assert layers == sorted(layers)
-    assert layers[-1] == MAX_WUKONG_LAYERS
+    assert layers[-1] == MAX_LAYERS
     assert layers[1] > layers[0]
     before = tuple(start_size[0] for start_size in (start.num_fm, start.num_linear, start.rank))
     assert all(now > old for now, old in zip(widths[-1], before, strict=False))
@@ -76,6 +90,39 @@ def test_dcn_v2_and_dlrm_grow_what_they_have() -> None:
     dlrm = grow(smallest("dlrm"), INPUTS, factor=64)
     assert isinstance(dlrm, DLRMConfig)
     assert dlrm.top.hidden_dims[0] > 4 * smallest("dlrm").top.hidden_dims[0]  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", sorted(growing_models()))
+def test_models_grow_step_by_step(name: str) -> None:
+    start = smallest(name)
+    assert isinstance(start, Grows)
+    assert start.wider(1.0) == start
+    deep: Grows = start
+    layers = 1
+    while (deeper := deep.deeper()) is not None:
+        assert forward_flops(cast(BuiltInConfig, deeper), INPUTS) > forward_flops(cast(BuiltInConfig, deep), INPUTS)
+        deep = deeper
+        layers += 1
+    assert layers <= 8
+    # All studies begin at about the same compute.
+    assert 5_000 < forward_flops(start, INPUTS) < 30_000
+
+
+class NarrowConfig(DNNConfig):
+    """A model of one's own, which says another rule than its parent."""
+
+    def wider(self, factor: float) -> NarrowConfig:
+        """Widen the first layer alone."""
+        first, *rest = self.deep.hidden_dims
+        return dataclasses.replace(self, deep=MLPConfig(hidden_dims=(round(first * factor), *rest)))
+
+
+def test_a_model_of_ones_own_grows_as_it_says() -> None:
+    start = NarrowConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(48, 48)))
+    grown = grow(start, INPUTS, factor=8.0)
+    assert isinstance(grown, NarrowConfig)
+    assert grown.deep.hidden_dims[1] == 48
+    assert forward_flops(grown, INPUTS) / forward_flops(start, INPUTS) == pytest.approx(8.0, rel=0.05)
 
 
 def test_growth_has_limits() -> None:

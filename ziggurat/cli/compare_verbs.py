@@ -112,7 +112,7 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ziggurat scale`."""
-    parser.add_argument("models", help="out of wukong, dcn_v2, dlrm, dnn, separated by commas")
+    parser.add_argument("models", help="that say how they grow: wukong, dhen, rankmixer, dcn_v2, dlrm, dnn; by commas")
     parser.add_argument("--compute", metavar="RANGE", default="1x..256x", help="default: %(default)s")
     parser.add_argument("--points", metavar="P", type=int, default=5, help="sizes in that range (default: %(default)s)")
     parser.add_argument(

@@ -15,9 +15,9 @@ Cost a sample and cross layer: 2·d² FLOPs full, 4·d·r low rank, with d = F·
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -26,12 +26,15 @@ from ziggurat.models.blocks.cross import CrossNet, CrossNetMix, LowRankCrossNet
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.heads import HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig
+from ziggurat.models.contract.growth import widened
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
 from ziggurat.models.cross_and_deep import CrossAndDeep, Structure, check_structure
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.typed import Dim, checked
+
+MAX_CROSS_LAYERS = 4  # that growth adds
 
 
 class CrossKind(StrEnum):
@@ -119,6 +122,21 @@ class DCNv2Config:
 
     def __post_init__(self) -> None:
         check_structure(self, where="DCNv2 settings")
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`."""
+        return cls(embedding_dim=8, cross=CrossConfig(num_layers=1), deep=MLPConfig(hidden_dims=(8, 8)))
+
+    def deeper(self) -> Self | None:
+        """Add a cross layer, up to 4: more never helped in the search of the Wukong paper (appendix A)."""
+        if self.cross.num_layers >= MAX_CROSS_LAYERS:
+            return None
+        return replace(self, cross=replace(self.cross, num_layers=self.cross.num_layers + 1))
+
+    def wider(self, factor: float) -> Self:
+        """Widen the deep network: a cross layer is as wide as its input."""
+        return replace(self, deep=widened(self.deep, factor))
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

@@ -23,9 +23,9 @@ Cost: the sum of the modules', see each; the shortcut 2·n·n'·d FLOPs a sample
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,7 @@ from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, 
 from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_constants, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
+from ziggurat.models.contract.growth import times, widened
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
@@ -72,6 +73,9 @@ class Ensemble(StrEnum):
     CONCAT = "concat"
     SUM = "sum"
     WEIGHTED_SUM = "weighted_sum"
+
+
+MAX_LAYERS = 8  # that growth adds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +174,35 @@ class DHENConfig:
             raise _refused("0 <= input_dropout < 1, norm_eps above 0", found)
         if self.norm is Normalization.NONE:
             raise _refused("norm = layer, batch or block: products of small numbers vanish without one", "norm = none")
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`; batch norms as of Wukong, for the same reason."""
+        return cls(
+            embedding_dim=8,
+            num_layers=1,
+            num_outputs=(4,),
+            mlp=MLPConfig(hidden_dims=(16,)),
+            head=MLPConfig(hidden_dims=(32,)),
+            norm=Normalization.BATCH,
+            input_norm=Normalization.BATCH,
+            numeric=NumericInput.FIELDS,
+        )
+
+    def deeper(self) -> Self | None:
+        """Add a layer, up to 8: DHEN is made of layers that are stacked (arXiv 2203.11014)."""
+        is_equal = len(self.num_outputs) == 1
+        return replace(self, num_layers=self.num_layers + 1) if is_equal and self.num_layers < MAX_LAYERS else None
+
+    def wider(self, factor: float) -> Self:
+        """Enlarge what each module gives and its MLP together, as of Wukong: the paper names no rule for widths."""
+        return replace(
+            self,
+            num_outputs=tuple(times(size, factor) for size in self.num_outputs),
+            mlp=widened(self.mlp, factor),
+            fm_rank=times(self.fm_rank, factor),
+            attention_hidden_dim=times(self.attention_hidden_dim, factor),
+        )
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: `embeddings_per_feature` vectors."""

@@ -24,9 +24,9 @@ Cost: the dot products take 2·F²·D FLOPs a sample, the first top layer 2·(D 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.interactions.second_order import largest_start
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise, padding_columns
+from ziggurat.models.contract.growth import widened
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Choices, Dimension, Integers, layers
@@ -105,6 +106,19 @@ class DLRMConfig:
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`."""
+        return cls(embedding_dim=8, numeric=NumericInput.FIELDS, top=MLPConfig(hidden_dims=(48, 48)))
+
+    def deeper(self) -> Self | None:
+        """Return None: dots of pairs have no layers."""
+        return None
+
+    def wider(self, factor: float) -> Self:
+        """Widen the top MLP and, where there are numbers, the bottom MLP."""
+        return replace(self, top=widened(self.top, factor), bottom=widened(self.bottom, factor))
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

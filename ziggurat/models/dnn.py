@@ -10,8 +10,8 @@ Cost: 2·d·h FLOPs a sample for the first layer (d = F·D), then those of the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.contract.growth import widened
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Dimension, Integers, layers
@@ -65,6 +66,19 @@ class DNNConfig:
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`."""
+        return cls(embedding_dim=8, deep=MLPConfig(hidden_dims=(48, 48)))
+
+    def deeper(self) -> Self | None:
+        """Return None: the MLP grows by its width."""
+        return None
+
+    def wider(self, factor: float) -> Self:
+        """Widen the MLP."""
+        return replace(self, deep=widened(self.deep, factor))
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else D."""

@@ -26,8 +26,8 @@ Cost of a layer, FLOPs a sample forward: 4·n_i·k·d (FM) + 2·(n_i·k·h + …
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from ziggurat.models.blocks.interactions.factorization_machine import (
 from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, forgets_constants, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.blocks.without_gradient import without_gradient
+from ziggurat.models.contract.growth import times, widened
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.contract.reads import Reads
 from ziggurat.models.contract.search_space import Dimension, Integers, layers
@@ -57,6 +58,8 @@ from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.interactions.fm_norm import FMKernel
 from ziggurat.typed import Dim, checked
+
+MAX_LAYERS = 8  # that growth adds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +178,38 @@ class WukongConfig:
     def layer(self, index: int) -> tuple[int, int, int]:
         """(n_F, n_L, k) of one layer."""
         return tuple(given[index if len(given) > 1 else 0] for given in (self.num_fm, self.num_linear, self.rank))  # pyright: ignore[reportReturnType]
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`. In one pass over half a million rows batch norms learn more than the paper's layer norms."""
+        return cls(
+            embedding_dim=8,
+            num_layers=1,
+            num_fm=(4,),
+            num_linear=(4,),
+            rank=(4,),
+            mlp=MLPConfig(hidden_dims=(16,)),
+            head=MLPConfig(hidden_dims=(32,)),
+            norm=Normalization.BATCH,
+            input_norm=Normalization.BATCH,
+            numeric=NumericInput.FIELDS,
+        )
+
+    def deeper(self) -> Self | None:
+        """Add a layer, up to 8 (section 3.8: the number of layers first); sizes that stand once a layer do not grow."""
+        is_equal = {len(self.num_fm), len(self.num_linear), len(self.rank)} == {1}
+        return replace(self, num_layers=self.num_layers + 1) if is_equal and self.num_layers < MAX_LAYERS else None
+
+    def wider(self, factor: float) -> Self:
+        """Enlarge n_F, n_L, the rank k and the MLP of every layer together (section 3.8)."""
+        return replace(
+            self,
+            num_fm=tuple(times(size, factor) for size in self.num_fm),
+            # 0 stands for no linear compression.
+            num_linear=tuple(times(size, factor) if size else 0 for size in self.num_linear),
+            rank=tuple(times(size, factor) for size in self.rank),
+            mlp=widened(self.mlp, factor),
+        )
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: `embeddings_per_feature` vectors."""

@@ -3,10 +3,10 @@
     1x, 4x, 16x, 64x, 256x  ──►  grow (scaling.py)  ──►  one pass each (protocol `scale`)  ──►  test log loss
                                                      ──►  loss = a + b·x^(−c) for each model (scaling_law.py)
 
-All models start from settings of about the same FLOPs, so the curves begin at the same place. Wukong has batch norms in
-place of its paper's layer norms: in one pass over half a million rows it learns more with them, by validation data. The
-learning rates are those of the protocol for every size. Log loss is what falls by a law; AUC stands beside it in the
-table. Runs are kept and taken up as those of a comparison are (`compare_runs.py`); test data is read once a run.
+Which settings a model starts from and how it grows, its config says (`models/contract/growth.py`). All start from about
+the same FLOPs, so the curves begin at the same place. The learning rates are those of the protocol for every size. Log
+loss is what falls by a law; AUC stands beside it in the table. Runs are kept and taken up as those of a comparison are
+(`compare_runs.py`); test data is read once a run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,8 @@ import torch
 from ziggurat.config import override
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
-from ziggurat.models import (
-    BuiltInConfig,
-    CrossConfig,
-    DCNv2Config,
-    DLRMConfig,
-    DNNConfig,
-    MLPConfig,
-    Normalization,
-    WukongConfig,
-)
-from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models import BuiltInConfig
+from ziggurat.models.contract.growth import Grows
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.protocols import Protocol, scale_model, scale_training
 from ziggurat.recipes.run_config import RunConfig
@@ -41,34 +32,12 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
-from ziggurat.studies.scaling import grow
+from ziggurat.studies.scaling import grow, growing_models
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
 from ziggurat.studies.tuned import read_tuned
 from ziggurat.training import metrics
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Threads, checked
-
-SMALLEST: dict[str, BuiltInConfig] = {
-    "wukong": WukongConfig(
-        embedding_dim=8,
-        num_layers=1,
-        num_fm=(4,),
-        num_linear=(4,),
-        rank=(4,),
-        mlp=MLPConfig(hidden_dims=(16,)),
-        head=MLPConfig(hidden_dims=(32,)),
-        norm=Normalization.BATCH,
-        input_norm=Normalization.BATCH,
-        numeric=NumericInput.FIELDS,
-    ),
-    "dcn_v2": DCNv2Config(embedding_dim=8, cross=CrossConfig(num_layers=1), deep=MLPConfig(hidden_dims=(8, 8))),
-    "dlrm": DLRMConfig(
-        embedding_dim=8,
-        numeric=NumericInput.FIELDS,
-        top=MLPConfig(hidden_dims=(48, 48)),
-    ),
-    "dnn": DNNConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(48, 48))),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +46,7 @@ class ScaleConfig:
     """Settings of a study that grows models.
 
     Args:
-        models: out of wukong, dcn_v2, dlrm, dnn.
+        models: that say how they grow; see `growing_models`.
         factors: of compute, each 1 or more, relative to each model's smallest settings.
         data: a built-in data set, or data of one's own.
         rows: of synthetic data.
@@ -85,7 +54,7 @@ class ScaleConfig:
         source: folder or file of the raw data.
         threads: of each run.
         tuned: folder of a study of `ziggurat tune` by protocol scale: each model's recipe is its smallest size, and its
-            learning rates are those of all sizes; "": the settings of `SMALLEST`.
+            learning rates are those of all sizes; "": `smallest()` of each.
         read_test_again: whether test data may be read that another study has read with those recipes.
     """
 
@@ -113,14 +82,15 @@ class ScaleConfig:
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 
     def __post_init__(self) -> None:
+        known = growing_models()
         for name in self.models:
-            if name not in SMALLEST:
+            if name not in known:
                 raise ConfigError(
-                    expected=f"models out of {', '.join(SMALLEST)}",
+                    expected=f"models that say how they grow: {', '.join(known)}",
                     found=repr(name),
                     where="ziggurat scale",
                     ways_out=(
-                        *(f"did you mean {near!r}?" for near in nearest_model(name, SMALLEST)),
+                        *(f"did you mean {near!r}?" for near in nearest_model(name, known)),
                         "for example: ziggurat scale wukong,dlrm --compute 1x..64x",
                     ),
                 )
@@ -194,8 +164,8 @@ class ScaledModel:
 
 
 def smallest(name: str) -> BuiltInConfig:
-    """The settings that a model starts from."""
-    return scale_model(SMALLEST[name])
+    """Return the settings that a model starts from, by its name."""
+    return scale_model(cast(BuiltInConfig, cast(Grows, growing_models()[name]).smallest()))
 
 
 def factors_of(text: str, *, points: int) -> tuple[float, ...]:

@@ -27,9 +27,9 @@ Cost of a layer, forward: 4·T·k·D²·E FLOPs a sample, in two products of all
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ from ziggurat.models.blocks.fieldwise import BatchedLinear
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.contract.growth import times, widened
 from ziggurat.models.contract.losses import LossSums, add_sample_losses
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
@@ -59,6 +60,9 @@ from ziggurat.precision.products import DenseProducts
 from ziggurat.typed import Count, Dim, FloatOrZero, Fraction, checked
 
 _PENALTY = "penalty"
+
+
+MAX_LAYERS = 4  # that growth adds
 
 
 class HistoryPooling(StrEnum):
@@ -131,6 +135,20 @@ class RankMixerConfig:
                 where="RankMixer settings",
                 ways_out=f"--model.token-dim {self.token_dim + -self.token_dim % self.num_tokens}",
             )
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`."""
+        return cls(embedding_dim=8, num_tokens=4, token_dim=24, num_layers=1, expansion=2)
+
+    def deeper(self) -> Self | None:
+        """Add a layer, up to 4."""
+        return replace(self, num_layers=self.num_layers + 1) if self.num_layers < MAX_LAYERS else None
+
+    def wider(self, factor: float) -> Self:
+        """Widen the tokens, in steps of as many numbers as there are heads; their number and k stay."""
+        heads = times(self.token_dim // self.num_tokens, factor)
+        return replace(self, token_dim=self.num_tokens * heads, deep=widened(self.deep, factor))
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """Columns of every table: those of the schema, else `embedding_dim`."""
