@@ -10,9 +10,10 @@
     mods       LoKA's options of models, each alone and together: five seeds on Frappe, quality and step time (minutes)
     int8       training by INT8 products: five seeds on Frappe, quality (minutes)
     few_bits   MX9 on the synthetic teacher (longer)
+    frappe     MX9 on Frappe with as many seeds as are asked for (hours)
     histories  MX9 in HSTU on MovieLens-1M: HR@10 (hours)
 
-The last four are run only where they are named: `--source FOLDER` says where Frappe's files are.
+The last five are run only where they are named: `--source FOLDER` says where Frappe's files are.
 
 Steps are those of the benchmark models (`workload.py`), 2,048 samples on one thread. All contestants of a model live in
 one process and take turns of one step, in an order that rotates; a ratio is the median over rounds. What is counted is
@@ -34,7 +35,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import chosen, percentiles, say
-from benchmarks.numerics_quality import measure_few_bits, measure_histories, measure_int8, measure_mods
+from benchmarks.numerics_quality import (
+    measure_few_bits,
+    measure_frappe,
+    measure_histories,
+    measure_int8,
+    measure_mods,
+)
 from benchmarks.ours import OurContestant
 from benchmarks.report import Report, by_round
 from benchmarks.workload import ModelKind, Workload
@@ -95,7 +102,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     usual = ",".join(name for name in PARTS if name not in LONG_PARTS)
     parser.add_argument("--parts", default=usual, help=f"comma separated, of {', '.join(PARTS)} (default: {usual})")
     parser.add_argument("--seeds", type=int, default=5, help=f"of {', '.join(LONG_PARTS)} (default: %(default)s)")
-    parser.add_argument("--source", default="", help="folder of Frappe's published files, of mods and int8")
+    parser.add_argument("--source", default="", help="folder of Frappe's published files, of mods, int8 and frappe")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant that count")
     models = ",".join(MODELS)
     parser.add_argument(
@@ -441,6 +448,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
     "mods": measure_mods,
     "int8": measure_int8,
     "few_bits": measure_few_bits,
+    "frappe": measure_frappe,
     "histories": measure_histories,
 }
-LONG_PARTS = ("mods", "int8", "few_bits", "histories")
+LONG_PARTS = ("mods", "int8", "few_bits", "frappe", "histories")

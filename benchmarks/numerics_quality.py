@@ -3,6 +3,7 @@
     mods       no bias, norm of blocks, hard swish: each alone and all together, in FP32 and in MX6
     int8       every product and direction in INT8, against FP32
     few_bits   MX9 against FP32 on the synthetic teacher: test AUC of the models of `--models`
+    frappe     MX9 against FP32 on Frappe, by the runs of `ziggurat compare frappe --protocol scale`
     histories  MX9 against FP32 in HSTU on MovieLens-1M: HR@10
 
 A run is one pass over the training rows on one thread, of HSTU twelve. Seeds are the outer loop and variants the
@@ -14,6 +15,7 @@ part may be stopped and taken up; the time of one that was stopped in the middle
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -35,12 +37,16 @@ from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.dispatch import Choice, DispatchPlan
 from ziggurat.precision.products import products_of, shapes_of_products
 from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.protocols import scale_model, scale_training
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_settings import settings_of
 from ziggurat.studies.compare_statistics import paired_difference
 
 FRAPPE = ("frappe_dlrm", "frappe_dcn_v2")
 SYNTHETIC = "synthetic_"  # and a model
+COMPARED = "compare_frappe_"  # and a model: a run of `ziggurat compare`
 HSTU = "movielens_hstu"
 SYNTHETIC_ROWS = 200_000
 HSTU_EPOCHS = 12  # of the recipe's 40, where most of the recall is there
@@ -102,6 +108,12 @@ def measure_few_bits(report: Report, options: argparse.Namespace) -> None:
         compared(report, options, f"{SYNTHETIC}{model}", by_mx9(), part="few_bits", metric="auc", limit=_small)
 
 
+def measure_frappe(report: Report, options: argparse.Namespace) -> None:
+    """Measure MX9 on Frappe with more seeds than a comparison of many precisions had."""
+    for model in options.models:
+        compared(report, options, f"{COMPARED}{model}", by_mx9(), part="frappe", metric="auc", limit=_small)
+
+
 def measure_histories(report: Report, options: argparse.Namespace) -> None:
     """Measure MX9 in a model that reads histories."""
     compared(report, options, HSTU, by_mx9(), part="few_bits", metric="full_recall@10", limit=statistics.stdev)
@@ -136,12 +148,25 @@ def by_int8(config: RunConfig, folder: Path) -> RunConfig:
 
 def base_config(recipe: str, *, seed: int, source: str, rows: int = SYNTHETIC_ROWS) -> RunConfig:
     """Return the config of one pass of a recipe; HSTU trains longer, since one pass teaches it nothing."""
+    if recipe.startswith(COMPARED):
+        return seeded(compared_config(recipe.removeprefix(COMPARED), source=source), seed)
     config = seeded(with_source(_recipe(recipe), Path(source) if source else None), seed)
     epochs = HSTU_EPOCHS if recipe == HSTU else 1
     changes = {"training.precision": "fp32", "training.epochs": str(epochs)}
     if recipe.startswith(SYNTHETIC):
         changes |= {"dataset.rows": str(rows)}
     return override(config, changes)
+
+
+@functools.cache
+def compared_config(model: str, *, source: str) -> RunConfig:
+    """Return the run of a model on Frappe that `ziggurat compare` makes by protocol `scale`, in FP32."""
+    run = data_run(ComparedData.FRAPPE, source=source)
+    settings = settings_of(model, ComparedData.FRAPPE).model
+    # The rates rise and fall over all steps, so the number of rows is a setting.
+    training = scale_training(num_rows=prepare_run(run).train.num_rows)
+    config = replace(run, recipe=f"{COMPARED}{model}", model=scale_model(settings), training=training)
+    return override(config, {"training.precision": "fp32"})
 
 
 def _recipe(name: str) -> RunConfig:
