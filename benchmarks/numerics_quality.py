@@ -31,6 +31,7 @@ from benchmarks.quality import seeded, with_source
 from benchmarks.report import Report
 from ziggurat.config import override
 from ziggurat.models.build import build_model
+from ziggurat.models.network_settings import network_settings
 from ziggurat.numerics.probe import Direction
 from ziggurat.precision import Precision
 from ziggurat.precision.choice import machine_facts
@@ -140,6 +141,7 @@ def by_int8(config: RunConfig, folder: Path) -> RunConfig:
         choices=dict.fromkeys(products_of(model), int8),
         missing={},
         shapes=shapes_of_products(model),
+        settings=network_settings(model),
     )
     folder.mkdir(parents=True, exist_ok=True)
     path = plan.write(folder / f"{config.model.kind}_int8.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from torch import Tensor
 from tests.models.test_converted import RICH
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
+from ziggurat.files import digest_of
 from ziggurat.models import DCNv2Config, Model, build_model, scoring_plan
+from ziggurat.models.blocks.mlp import Activation, MLPConfig
+from ziggurat.models.network_settings import network_settings
 from ziggurat.models.packed import pack_products, packable_modules, take_bits
 from ziggurat.models.probed import ModelProbe
 from ziggurat.models.scoring_plan import ScoringPlan, plan_scoring
@@ -122,6 +126,7 @@ def plan_of(model: Model, **kernels: str) -> ScoringPlan:
         choices={name.replace("__", "."): Choice(kernel=kernel, reason="") for name, kernel in kernels.items()},
         whole="given",
         shapes=shapes_of_products(model),
+        settings=network_settings(model),
     )
 
 
@@ -151,6 +156,17 @@ def test_plans_of_something_else_are_refused_by_name(tmp_path: Path) -> None:
     path = plan.write(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="with these sizes"):
         ScoringPlan.read(path, model=wider)
+    swish = build_model(DCNv2Config(deep=MLPConfig(activation=Activation.HARD_SWISH)), RICH, seed=0)
+    with pytest.raises(ConfigError, match=r"settings: model\.deep\.activation hard_swish") as refused:
+        ScoringPlan.read(path, model=swish)
+    # A finished run is given no other settings.
+    assert not any("model.deep" in each for each in refused.value.ways_out)
+    facts = json.loads(path.read_text())
+    del facts["settings"], facts["sha256"]
+    facts["version"] = 1
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
+    assert ScoringPlan.read(older, model=swish) == dataclasses.replace(plan, settings=None)
     for change, found in (
         ({"model": "DLRM"}, "of DLRM"),
         ({"machine": plan.machine | {"machine": "another"}}, "another"),

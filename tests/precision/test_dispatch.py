@@ -28,7 +28,7 @@ from ziggurat.precision.dispatch import (
 )
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.product_errors import measure_errors
-from ziggurat.precision.products import Shapes
+from ziggurat.precision.products import Settings, Shapes
 
 CPU = torch.device("cpu")
 
@@ -178,7 +178,13 @@ def test_activations_stay_fp32_where_an_error_is_not_known() -> None:
 def test_a_file_of_before_activations_were_chosen_has_them_in_fp32(tmp_path: Path) -> None:
     path = plan(forward="bf16").write(tmp_path / "dispatch.json")
     facts = json.loads(path.read_text())
-    del facts["shapes"], facts["whole"], facts["choices"]["layer"]["forward"]["error"], facts["sha256"]
+    del (
+        facts["shapes"],
+        facts["settings"],
+        facts["whole"],
+        facts["choices"]["layer"]["forward"]["error"],
+        facts["sha256"],
+    )
     facts["version"] = 1
     path.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
     read = DispatchPlan.read(path, model="DNN", shapes={"layer": {}}, device=CPU)
@@ -303,6 +309,38 @@ def test_file_of_a_model_of_other_sizes_is_refused_by_the_first_that_differs(
     assert refused.value.where == str(path)
 
 
+SETTINGS = {f"model.deep.{name}": "1" for name in ("a", "b", "c", "d")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "found", "way_out"),
+    [
+        (SETTINGS | {"model.deep.b": "2"}, "model.deep.b 2", "model.deep.b 1", "--model.deep.b 1"),
+        ({"model.deep.e": "2", **SETTINGS}, "model.deep.e 2", "no model.deep.e", ""),
+        (
+            dict.fromkeys(SETTINGS, "2"),
+            "model.deep.a 2, model.deep.b 2, model.deep.c 2 and 1 more",
+            "model.deep.a 1, model.deep.b 1, model.deep.c 1 and 1 more",
+            "",
+        ),
+    ],
+)
+def test_file_of_a_model_of_other_settings_is_refused_by_their_names(
+    tmp_path: Path, settings: Settings, expected: str, found: str, way_out: str
+) -> None:
+    path = replace(plan(forward="bf16"), settings=SETTINGS).write(tmp_path / "dispatch.json")
+    shapes: Shapes = {"layer": {}}
+    for alike in (SETTINGS, None):
+        assert DispatchPlan.read(path, model="DNN", shapes=shapes, settings=alike, device=CPU).settings == SETTINGS
+    with pytest.raises(ConfigError) as refused:
+        DispatchPlan.read(path, model="DNN", shapes=shapes, settings=settings, device=CPU)
+    assert refused.value.expected == f"a dispatch of DNN with these settings: {expected}"
+    assert refused.value.found == found
+    assert refused.value.where == str(path)
+    assert ("train the model that the file is of" in str(refused.value)) == bool(way_out)
+    assert way_out in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
     [
@@ -318,6 +356,7 @@ def test_file_of_a_model_of_other_sizes_is_refused_by_the_first_that_differs(
         ({"whole": None}, "whole"),
         ({"machine": "this"}, "machine"),
         ({"shapes": {"layer": {"weight": "8×16"}}}, "shapes.layer.weight"),
+        ({"settings": {"model.deep.bias": 1}}, "settings.model.deep.bias"),
         ({"version": 1, "choices": "none"}, ""),
     ],
 )

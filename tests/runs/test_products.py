@@ -13,6 +13,7 @@ import torch
 
 import ziggurat as zg
 from ziggurat.cli.main import main
+from ziggurat.config import override
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.files import digest_of
@@ -134,11 +135,53 @@ def test_dispatch_holds_for_the_sizes_of_its_model_and_an_older_file_says_that_i
     assert "weight 16×4" in refused.value.found
     # The same file as version 2 wrote it.
     facts = json.loads(file.read_text())
-    del facts["shapes"], facts["sha256"]
+    del facts["shapes"], facts["settings"], facts["sha256"]
     facts["version"] = 2
     file.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
     zg.train_run(wider, folder=tmp_path / "wider")
-    assert "for which sizes, it does not say" in (tmp_path / "wider" / "startup.json").read_text()
+    assert (
+        "for which sizes and settings of the network it holds, the file does not say"
+        in (tmp_path / "wider" / "startup.json").read_text()
+    )
+
+
+def test_dispatch_holds_for_the_settings_of_its_model_and_an_older_file_says_that_it_does_not_know_them(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "dispatch.json"
+    dispatch_of_run(folder, measure=True).write(file)
+    config = changed(folder, precision=Precision.DISPATCH, dispatch=str(file))
+    # Tables are no part of the network.
+    tables = dataclasses.replace(config.model.embedding, init_std=0.5)
+    zg.train_run(override(config, {"model.embedding.init-std": "0.5"}), folder=tmp_path / "tables")
+    assert tables.init_std == load_run(tmp_path / "tables").config.model.embedding.init_std
+    other = override(config, {"model.deep.activation": "hard_swish", "model.deep.normalization": "block"})
+    with pytest.raises(ConfigError, match="these settings") as refused:
+        zg.train_run(other, folder=tmp_path / "other")
+    assert refused.value.where == str(file)
+    assert refused.value.expected.endswith(
+        "with these settings: model.deep.activation hard_swish, model.deep.normalization block"
+    )
+    assert refused.value.found == "model.deep.activation relu, model.deep.normalization none"
+    assert not (tmp_path / "other" / "checkpoints").exists()
+    # The ways out: settings of the file, and a file of the other model, made by the command that is named.
+    by_file, of_settings, *_ = refused.value.ways_out[1], refused.value.ways_out[0]
+    flags = by_file.partition(": ")[2].replace("--", "").split()
+    back = override(other, dict(zip(flags[::2], flags[1::2], strict=True)))
+    assert back.model == config.model
+    zg.train_run(override(other, {"training.precision": "fp32", "training.dispatch": ""}), folder=tmp_path / "fp32")
+    words = of_settings.partition("ziggurat ")[2].replace("RUN", str(tmp_path / "fp32"))
+    assert main(words.replace("dispatch.json", str(tmp_path / "own.json")).split()) == 0
+    own = dataclasses.replace(other.training, dispatch=str(tmp_path / "own.json"))
+    zg.train_run(dataclasses.replace(other, training=own), folder=tmp_path / "own")
+    # The same file as version 3 wrote it.
+    facts = json.loads(file.read_text())
+    del facts["settings"], facts["sha256"]
+    facts["version"] = 3
+    file.write_text(json.dumps(facts | {"sha256": digest_of(facts)}))
+    zg.train_run(other, folder=tmp_path / "other")
+    said = (tmp_path / "other" / "startup.json").read_text()
+    assert "for which settings of the network it holds, the file does not say" in said
 
 
 def test_run_trains_by_the_kernels_of_a_file(folder: Path, tmp_path: Path) -> None:

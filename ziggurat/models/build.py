@@ -251,7 +251,9 @@ def build_model(
     # Towers have generators of their own: the draws of the network start from the seed with and without them.
     with _DenseRoom(config.kind), OwnDraws(seed):
         layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
-        return config.build(inputs, embeddings=embeddings, towers=layer)
+        model = config.build(inputs, embeddings=embeddings, towers=layer)
+    model.built_from = config
+    return model
 
 
 def _unpool(config: ModelConfig, inputs: InputSpec) -> InputSpec:

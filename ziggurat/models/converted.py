@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.models.contract.model import Model, device_of
 from ziggurat.models.costs.model_cost import Run, dense_run, on_shapes, run_apart
+from ziggurat.models.network_settings import network_settings
 from ziggurat.ops.dispatched import OpArgs, OpKwargs
 from ziggurat.precision.arithmetic import Arithmetic
 from ziggurat.precision.dispatch import DispatchedArithmetic, DispatchPlan
@@ -172,8 +173,14 @@ def _take_dispatch(model: Model, path: str, *, is_parallel: bool, is_scored: boo
             ),
         )
     device = device_of(model)
-    plan = DispatchPlan.read(path, model=type(model).__name__, shapes=shapes_of_products(model), device=device)
-    unknown = "" if plan.shapes is not None else "; an older Ziggurat wrote the file: for which sizes, it does not say"
+    settings = network_settings(model)
+    plan = DispatchPlan.read(
+        path, model=type(model).__name__, shapes=shapes_of_products(model), settings=settings, device=device
+    )
+    lacks = [name for name, found in (("sizes", plan.shapes), ("settings", plan.settings)) if found is None]
+    unknown = f"; for which {' and '.join(lacks)} of the network it holds, the file does not say" if lacks else ""
+    if plan.settings is not None and settings is None:
+        unknown = "; the settings of the network are not known, as build_model did not make it: they may be others"
     converted = convert(model, lambda name, module: plan.arithmetic(name, is_scored=is_scored))
     for arithmetic in dispatched_arithmetics(model):
         arithmetic.take_news()  # of the trial products of the conversion

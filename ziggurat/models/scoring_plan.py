@@ -14,8 +14,8 @@ lookups and all, since times of single products leave out what lies between them
 none is 1.05 times as fast as FP32, nothing is packed.
 
 The choice is made once: a server computes by it and measures nothing. The packed numbers are those of any machine, so
-an export made by a plan scores alike everywhere. Times hold for one machine and its versions, and for one model with
-its sizes, so the file names them, and another is refused.
+an export made by a plan scores alike everywhere. Times hold for one machine and its versions, times and errors for one
+model with its sizes and settings, so the file names them, and another is refused.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.files import Format
 from ziggurat.models.contract.model import Model
+from ziggurat.models.network_settings import network_settings
 from ziggurat.models.packed import packable_modules, packed_format
 from ziggurat.numerics import BlockFormat
 from ziggurat.numerics.linear import linear, pack_linear
@@ -48,7 +50,7 @@ from ziggurat.precision.dispatch import MAX_ERROR, MIN_SPEEDUP, Choice, KernelMe
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.packed import PackedArithmetic, PackedKernel
 from ziggurat.precision.product_errors import KernelError, measure_errors
-from ziggurat.precision.products import DenseProducts, Shapes, exchanged, products_of, shapes_of_products
+from ziggurat.precision.products import DenseProducts, Settings, Shapes, exchanged, products_of, shapes_of_products
 from ziggurat.typed import Reader
 
 FORMATS = ("int8", "mx6", "mx9")
@@ -63,9 +65,17 @@ _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --for scoring --out scoring.json",
     "one format for all products: ziggurat export RUN --products int8 --out FOLDER",
 )
+
+
+def _without_settings(facts: Any) -> Any:
+    return facts | {"settings": None}
+
+
 SCORING_PLAN = Format(
     name="ziggurat.scoring_plan",
     what="a dispatch for scoring",
+    version=2,
+    migrations={1: _without_settings},
     ways_out=_WAYS_OUT,
     error=ConfigError,
 )
@@ -84,6 +94,7 @@ class ScoringPlan:
         choices: a format or "fp32" for each module, with its reason.
         whole: why these were taken, by the times of whole networks.
         shapes: of the weights of the model.
+        settings: of its network, by flag; None where they are not known (files of version 1).
     """
 
     model: str
@@ -92,6 +103,7 @@ class ScoringPlan:
     choices: dict[str, Choice]
     whole: str
     shapes: Shapes
+    settings: Settings | None
 
     @property
     def formats(self) -> Formats:
@@ -125,9 +137,12 @@ class ScoringPlan:
             plan.model,
             machine=plan.machine,
             shapes=plan.shapes,
+            settings=plan.settings,
             modules=plan.choices.keys(),
             model=type(model).__name__,
             of_model=shapes_of_products(model),
+            settings_of_model=network_settings(model),
+            may_be_set=False,
             device=torch.device("cpu"),
             where=f"{path}",
             command="ziggurat numerics dispatch RUN --for scoring --measure --out scoring.json",
@@ -223,6 +238,7 @@ def plan_scoring(
         choices=choices,
         whole=whole,
         shapes=shapes_of_products(model),
+        settings=network_settings(model),
     )
 
 

@@ -18,8 +18,10 @@ the file with the times. A fused kernel of a module, which a kernel of one produ
 with no product in FP32 is what `--precision bf16` computes, to the bit. BF16 activations need a known error of every
 product.
 
-Times hold for one machine, errors and times for one model and its sizes, so the file names machine and versions, and
-the model with the shapes of its weights; another is refused.
+Times hold for one machine, errors and times for one model, its sizes and its settings, so the file names machine and
+versions, and the model with the shapes of its weights and the settings of its network; another is refused. Settings
+count because errors are those of the operands that a network has: behind a hard swish, a norm or dropout products are
+given other numbers, and pass back other gradients, than behind a ReLU of the same width.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ from ziggurat.precision.choice import machine_facts
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.precision import Precision
 from ziggurat.precision.product_errors import KernelError, measure_errors, measure_speedups
-from ziggurat.precision.products import Shapes
+from ziggurat.precision.products import Settings, Shapes
 from ziggurat.typed import Reader
 
 MAX_ERROR = 0.2
 MIN_SPEEDUP = 1.05
 _ACTIVATIONS = ("fp32", "bf16")
+_TOLD_SETTINGS = 3  # more of them are counted in an error
 _NOT_DRAWN = KernelError(error=math.inf, normal_error=math.nan, why="it does not take matrices of drawn operands")
 _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --out dispatch.json",
@@ -70,11 +73,15 @@ def _without_shapes(facts: Any) -> Any:
     return facts | {"shapes": None}
 
 
+def _without_settings(facts: Any) -> Any:
+    return facts | {"settings": None}
+
+
 DISPATCH = Format(
     name="ziggurat.dispatch",
     what="a dispatch of dense products",
-    version=3,
-    migrations={1: _with_fp32_activations, 2: _without_shapes},
+    version=4,
+    migrations={1: _with_fp32_activations, 2: _without_shapes, 3: _without_settings},
     ways_out=_WAYS_OUT,
     error=ConfigError,
 )
@@ -147,6 +154,8 @@ class DispatchPlan:
         missing: kernels that are not here, and why.
         whole: what the network computes in between its products.
         shapes: of the weights of the model; None where they are not known (files of versions 1 and 2).
+        settings: of its network, by flag; None where they are not known (files of versions 1 to 3, and models that
+            `build_model` did not make).
     """
 
     model: str
@@ -155,6 +164,7 @@ class DispatchPlan:
     missing: dict[str, str]
     whole: Whole = FP32_ACTIVATIONS
     shapes: Shapes | None = None
+    settings: Settings | None = None
 
     def arithmetic(self, module: str, *, is_scored: bool = False) -> Arithmetic:
         """Return the arithmetic of a module: torch's own, where all directions are as the activations.
@@ -192,6 +202,7 @@ class DispatchPlan:
             "missing": self.missing,
             "choices": choices,
             "shapes": self.shapes,
+            "settings": self.settings,
         }
         return DISPATCH.write(path, facts)
 
@@ -208,13 +219,22 @@ class DispatchPlan:
         return any(choice.kernel != of_activations for found in plan.choices.values() for choice in found.values())
 
     @classmethod
-    def read(cls, path: str | Path, *, model: str, shapes: Shapes, device: torch.device) -> DispatchPlan:
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        model: str,
+        shapes: Shapes,
+        settings: Settings | None = None,
+        device: torch.device,
+    ) -> DispatchPlan:
         """Read a file, if it is of this model, this machine and these versions.
 
         Args:
             path: of the file.
             model: class of the model.
             shapes: of the weights of its modules with products, from `shapes_of_products`.
+            settings: of its network, from `network_settings`; None: not known, and not compared.
             device: of the model.
 
         Raises:
@@ -229,9 +249,12 @@ class DispatchPlan:
             plan.model,
             machine=plan.machine,
             shapes=plan.shapes,
+            settings=plan.settings,
             modules=plan.choices.keys(),
             model=model,
             of_model=shapes,
+            settings_of_model=settings,
+            may_be_set=True,
             device=device,
             where=where,
             command="ziggurat numerics dispatch RUN --measure --out dispatch.json",
@@ -273,6 +296,7 @@ class DispatchPlan:
             missing=content.missing,
             whole=content.whole,
             shapes=content.shapes,
+            settings=content.settings,
         )
 
 
@@ -286,6 +310,7 @@ class _Content:
     missing: dict[str, str]
     choices: dict[str, dict[str, Choice]]
     shapes: Shapes | None
+    settings: Settings | None
 
 
 def refuse_unlike(
@@ -293,23 +318,29 @@ def refuse_unlike(
     *,
     machine: Mapping[str, str],
     shapes: Shapes | None,
+    settings: Settings | None,
     modules: Set[str],
     model: str,
     of_model: Shapes,
+    settings_of_model: Settings | None,
+    may_be_set: bool,
     device: torch.device,
     where: str,
     command: str,
     ways_out: tuple[str, ...],
 ) -> None:
-    """Refuse a plan of products that is of another model, other sizes, another machine or other versions.
+    """Refuse a plan of products that is of another model, other sizes or settings, another machine or other versions.
 
     Args:
         planned: class of the model that the plan is of.
         machine: facts that its times hold for.
         shapes: of the weights of its model; None where they are not known.
+        settings: of the network of its model; None where they are not known.
         modules: that it chooses for. Modules without a choice keep the product of their activations.
         model: class of the model that is to compute by it.
         of_model: shapes of the weights of that.
+        settings_of_model: of the network of that; None where they are not known.
+        may_be_set: whether that model can still be given other settings, as one that is about to be trained.
         device: of that.
         where: the file.
         command: that makes one of a run of the model.
@@ -336,6 +367,16 @@ def refuse_unlike(
             )
     if shapes is not None:
         _refuse_other_shapes(shapes, of_model, model=model, where=where, command=command, ways_out=ways_out)
+    if settings is not None and settings_of_model is not None:
+        _refuse_other_settings(
+            settings,
+            settings_of_model,
+            model=model,
+            where=where,
+            command=command,
+            may_be_set=may_be_set,
+            ways_out=ways_out,
+        )
 
 
 def _refuse_other_shapes(
@@ -353,6 +394,41 @@ def _refuse_other_shapes(
             where=where,
             ways_out=(f"make one of a run of this model: {command}", *ways_out[1:]),
         )
+
+
+def _refuse_other_settings(
+    of_file: Settings,
+    of_model: Settings,
+    *,
+    model: str,
+    where: str,
+    command: str,
+    may_be_set: bool,
+    ways_out: tuple[str, ...],
+) -> None:
+    """Refuse a file of a model with other settings, and name them, in the order of the model."""
+    different = [name for name in dict.fromkeys((*of_model, *of_file)) if of_model.get(name) != of_file.get(name)]
+    if not different:
+        return
+    flags = [f"--{name} {pasted(of_file[name])}" for name in different if of_file.get(name) not in (None, "", "None")]
+    can_be_set = may_be_set and len(flags) == len(different) <= _TOLD_SETTINGS
+    raise ConfigError(
+        expected=f"a dispatch of {model} with these settings: {_settings_text(different, of_model)}",
+        found=_settings_text(different, of_file),
+        where=where,
+        ways_out=(
+            f"make one of a run of this model: {command}",
+            *((f"train the model that the file is of: {' '.join(flags)}",) if can_be_set else ()),
+            *ways_out[1:],
+        ),
+    )
+
+
+def _settings_text(names: Sequence[str], settings: Mapping[str, str]) -> str:
+    """Name the first settings with their values, and count the others."""
+    told = [f"{name} {settings[name] or 'empty'}" if name in settings else f"no {name}" for name in names]
+    others = f" and {len(told) - _TOLD_SETTINGS} more" if len(told) > _TOLD_SETTINGS else ""
+    return ", ".join(told[:_TOLD_SETTINGS]) + others
 
 
 def _module_text(module: str, shapes: Mapping[str, Sequence[int]] | None) -> str:
@@ -498,6 +574,7 @@ def plan_dispatch(
     seed: int = 0,
     seconds_of: Callable[[Sequence[DispatchPlan]], Sequence[float]] | None = None,
     shapes: Shapes | None = None,
+    settings: Settings | None = None,
     folder: str | Path = "RUN",
 ) -> DispatchPlan:
     """Measure fast kernels in all products of a record, and choose.
@@ -508,6 +585,7 @@ def plan_dispatch(
         seed: of the draws.
         seconds_of: times the whole network by each of a few plans; None: activations stay FP32.
         shapes: of the weights of the model, which models that are to compute by the plan are compared with.
+        settings: of its network, compared likewise.
         folder: of the run that the record is of, for errors.
 
     Raises:
@@ -558,6 +636,7 @@ def plan_dispatch(
             missing=missing,
             whole=Whole(precision=activations, reason=""),
             shapes=shapes,
+            settings=settings,
         )
         for activations, measured in by_activations.items()
     ]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ziggurat.precision.arithmetic import NATIVE, Arithmetic
 
 Shapes: TypeAlias = dict[str, dict[str, list[int]]]  # of weights: by module, by name in it
+Settings: TypeAlias = dict[str, str]  # of a model, by the names that flags have: model.top.activation, relu
 
 
 class DenseProducts(nn.Module):

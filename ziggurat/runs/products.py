@@ -15,6 +15,7 @@ from ziggurat.files import Format
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.contract.model import device_of
 from ziggurat.models.dispatch_times import seconds_of_plans
+from ziggurat.models.network_settings import network_settings
 from ziggurat.models.probed import ModelProbe
 from ziggurat.models.scoring_plan import ScoringPlan, plan_scoring
 from ziggurat.numerics.probe import Direction, ProbeRecord
@@ -123,6 +124,7 @@ def dispatch_of_run(
         device=device_of(run.model),
         seconds_of=lambda plans: seconds_of_plans(run.model, plans, batches=timed),
         shapes=shapes_of_products(run.model),
+        settings=network_settings(run.model),
         folder=folder,
     )
 

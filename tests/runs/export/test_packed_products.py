@@ -16,6 +16,7 @@ import ziggurat as zg
 from tests.serving.shop import Shop, events
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.models.network_settings import network_settings
 from ziggurat.models.packed import packable_modules
 from ziggurat.models.scoring_plan import ScoringPlan
 from ziggurat.numerics import BlockFormat
@@ -104,13 +105,16 @@ def test_an_export_by_a_dispatch_has_a_format_for_each_product(
         choices={name: Choice(kernel=kernel, reason="given") for name, kernel in kernels.items()},
         whole="given",
         shapes=shapes_of_products(run.model),
+        settings=network_settings(run.model),
     )
-    file = plan.write(tmp_path / "plan.json")
+    # As a file of version 1 is read.
+    file = dataclasses.replace(plan, settings=None).write(tmp_path / "plan.json")
     out = tmp_path / "export"
     words = ["--dispatch", str(file), "--parity-rows", "300", "--allow"]
     assert main(["export", str(shop.ranker), "--out", str(out), *words]) == 0
     said = capsys.readouterr()
     assert "dense products in mx9+int8, packed in 2 modules (mx9 in 1, int8 in 1)" in said.out + said.err
+    assert "does not say for which settings of the network" in said.out + said.err
     rows = events(300, seed=9)
     rec = zg.Recommender.load(out)
     assert np.array_equal(rec.scores(rows), zg.load_run(shop.ranker, products=plan.formats).scores(rows))

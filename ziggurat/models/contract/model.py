@@ -242,6 +242,7 @@ class Model(nn.Module, ABC):
         pools_histories: True for a model whose dense network reads vectors by `vectors_of`.
         looks_up_drawn_rows: True for a model whose training looks up rows that its batch does not name.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
+        built_from: the config that `build_model` made it from; None where it was made otherwise.
         slots: what stands in for parts of it.
         student: what training computes of the final representation beside the logits (`training/distillation.py`), a
             submodule; None: nothing. Scores, exports and counted FLOPs know nothing of it.
@@ -256,6 +257,7 @@ class Model(nn.Module, ABC):
     looks_up_drawn_rows: ClassVar[bool] = False
     pools_histories: ClassVar[bool] = False
     draws: NegativesConfig | None = None
+    built_from: Any = None
     student: Student | None
     embeddings: Embeddings
 

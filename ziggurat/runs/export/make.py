@@ -276,7 +276,10 @@ def _products_to_pack(runs: _Runs, config: ExportConfig, progress: Progress) -> 
     meant = {part: run for part, run in unpacked.items() if type(run.model).__name__ == planned} or unpacked
     for part in unpacked.keys() - meant.keys():
         progress.say(f"{part}: dense products in FP32; {config.dispatch} is of {planned}")
-    return {part: ScoringPlan.read(config.dispatch, model=run.model).formats for part, run in meant.items()}
+    plans = {part: ScoringPlan.read(config.dispatch, model=run.model) for part, run in meant.items()}
+    if any(plan.settings is None for plan in plans.values()):
+        progress.say(f"{config.dispatch} does not say for which settings of the network it holds")
+    return {part: plan.formats for part, plan in plans.items()}
 
 
 def _data_of(
