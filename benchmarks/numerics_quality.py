@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from scipy import stats
 
 from benchmarks.harness import ROOT, say
 from benchmarks.quality import seeded, with_source
@@ -214,8 +215,8 @@ def compared(
             say(f"  {recipe}, {name}, seed {seed}: {metric} {found[name][-1].metrics[metric]:.5f}")
     base = found[BASE]
     rows = [
-        f"| {recipe} | {metric} | − {BASE} | p | log loss | CPU time, of {BASE} |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| {recipe} | {metric} | − {BASE} | p | 90 % interval | log loss | NE | CPU time, of {BASE} |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, runs in found.items():
         values = [run.metrics[metric] for run in runs]
@@ -223,12 +224,16 @@ def compared(
         times = [run.cpu_s / first.cpu_s for run, first in zip(runs, base, strict=True)]
         known = [each for each in times if math.isfinite(each)]
         time_text = f"{statistics.median(known):.2f}" if known else "not known"
-        losses = [run.metrics["log_loss"] for run in runs if "log_loss" in run.metrics]
-        loss_text = f"{statistics.fmean(losses):.5f}" if losses else ""
+        means = {
+            each: f"{statistics.fmean(run.metrics[each] for run in runs):.5f}" if each in runs[0].metrics else ""
+            for each in ("log_loss", "ne")
+        }
+        half_width = half_of_interval(difference.sd, num_pairs=len(values))
+        low, high = difference.mean - half_width, difference.mean + half_width
         spread = statistics.stdev(values) if len(values) > 1 else math.nan
         rows.append(
             f"| {name} | {statistics.fmean(values):.5f} ± {spread:.5f} | {difference.mean:+.5f} ± {difference.sd:.5f} "
-            f"| {difference.t_p:.3f} | {loss_text} | {time_text} |"
+            f"| {difference.t_p:.3f} | {low:+.5f} to {high:+.5f} | {means['log_loss']} | {means['ne']} | {time_text} |"
         )
         if name != BASE:
             figure: dict[str, object] = {
@@ -236,14 +241,25 @@ def compared(
                 "ours": difference.mean,
                 "sd": difference.sd,
                 "p": difference.t_p,
+                "low_90": low,
+                "high_90": high,
                 "seeds": options.seeds,
                 "unit": metric,
             }
             if limit is not None and options.seeds > 1:
                 figure["limit"] = limit([run.metrics[metric] for run in base])
                 figure["verdict"] = "met" if abs(difference.mean) <= figure["limit"] else "missed"
+                # Two one-sided tests at 5 %: the interval of 90 % lies within the limit on both sides.
+                figure["is_shown"] = max(-low, high) <= figure["limit"]
             report.figures.append(figure)
     report.tables.append("\n".join(rows))
+
+
+def half_of_interval(sd: float, *, num_pairs: int) -> float:
+    """Return half of the 90 % interval of a mean difference, by Student's t; NaN for one pair."""
+    if num_pairs < 2:
+        return math.nan
+    return float(stats.t.ppf(0.95, num_pairs - 1)) * sd / math.sqrt(num_pairs)
 
 
 def trained(config: RunConfig, folder: Path) -> Trained:

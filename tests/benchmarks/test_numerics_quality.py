@@ -56,7 +56,7 @@ def test_variants_take_turns_and_are_paired_by_seed(
         variant = folder.name.removeprefix("frappe_dlrm_").rpartition("_")[0]
         order.append((config.training.seed, variant))
         auc = 0.9 + 0.01 * config.training.seed + 0.0002 * (variant == "other")
-        return Trained(metrics={"auc": auc, "log_loss": 0.2}, cpu_s=2.0 if variant == "other" else 1.0)
+        return Trained(metrics={"auc": auc, "log_loss": 0.2, "ne": 0.9}, cpu_s=2.0 if variant == "other" else 1.0)
 
     monkeypatch.setattr(numerics_quality, "trained", train)
     options = numerics.parse_options(["--parts", "mods", "--seeds", "3"])
@@ -70,9 +70,16 @@ def test_variants_take_turns_and_are_paired_by_seed(
     assert figure["sd"] == pytest.approx(0.0, abs=1e-9)
     assert figure.get("verdict") == verdict
     assert "| other | 0.91020 ± 0.01000 | +0.00020 ± 0.00000 |" in report.tables[0]
-    assert report.tables[0].endswith("| 2.00 |")
+    assert report.tables[0].endswith("| 0.20000 | 0.90000 | 2.00 |")
+    assert figure["low_90"] == pytest.approx(0.0002)
+    assert figure.get("is_shown") == (None if verdict is None else verdict == "met")
+
+
+def test_half_of_an_interval_is_that_of_students_t() -> None:
+    # t of 4 degrees of freedom at 95 % is 2.1318.
+    assert numerics_quality.half_of_interval(0.001, num_pairs=5) == pytest.approx(2.1318 * 0.001 / 5**0.5, rel=1e-4)
 
 
 def test_long_parts_run_only_where_they_are_named() -> None:
     assert "mods" not in numerics.parse_options([]).parts
-    assert {"mods", "int8", "few_bits"} <= numerics.PARTS.keys()
+    assert {"mods", "int8", "few_bits", "frappe"} <= numerics.PARTS.keys()
