@@ -115,6 +115,8 @@ def test_each_model_is_trained_in_each_precision(tmp_path: Path, monkeypatch: py
     assert data["config"]["precisions"] == ["fp32", "mx4"]
     assert [(each["model"], each["precision"]) for each in data["models"]][1] == ("dnn", "mx4")
     assert "trained in fp32, mx4, and is set beside itself in fp32" in markdown(found)
+    assert "| test NE |" in markdown(found)
+    assert "| test NE |" not in markdown(plain)
 
 
 def test_one_precision_is_said_and_names_no_model(tmp_path: Path) -> None:

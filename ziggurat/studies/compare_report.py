@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_ENTROPY = "ne"
+
+
 def model_columns(comparison: Comparison) -> tuple[str, ...]:
     """Headings of the table of models."""
     metric = comparison.config.metric
@@ -34,7 +37,9 @@ def model_columns(comparison: Comparison) -> tuple[str, ...]:
     name = shown_name(metric)
     second = f"test {shown_name(other)}" if other else ""
     rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
-    return ("model", f"test {name}", second, _gauc_heading(comparison), f"valid {name}", f"published {name}", *rest)
+    entropy = f"test {shown_name(_ENTROPY)}" if _shows_entropy(comparison) else ""
+    own = (f"test {name}", second, entropy, _gauc_heading(comparison), f"valid {name}", f"published {name}")
+    return ("model", *own, *rest)
 
 
 def difference_columns(comparison: Comparison) -> tuple[str, ...]:
@@ -50,6 +55,13 @@ def difference_columns(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
+def _shows_entropy(comparison: Comparison) -> bool:
+    """Return whether a table has normalised entropy: of precisions, whose log loss moves where AUC does not."""
+    shown = (comparison.config.metric, _second_metric(comparison))
+    known = all(_ENTROPY in run.test for model in comparison.models for run in model.runs)
+    return len(comparison.config.precisions) > 1 and known and _ENTROPY not in shown
+
+
 def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """The cells of the table of models, best mean first."""
     published = _published(comparison)
@@ -63,6 +75,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 model.name + _chosen(model),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
+                _mean_sd(*model.mean_sd(_ENTROPY), digits=4) if _shows_entropy(comparison) else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
                 published.get(model.model, "") if model.precision.is_plain else "",
