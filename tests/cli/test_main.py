@@ -154,7 +154,7 @@ FROZEN = {
             "--source",
             "--rows",
         ),
-        *("--threads", "--max-epochs", "--out"),
+        *("--threads", "--max-epochs", "--max-flops-per-sample", "--max-parameters", "--out"),
         *(f"--{name}" for name in SHORT_NAMES if name not in ("seed", "threads")),
     },
     "scale": {
