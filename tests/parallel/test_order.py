@@ -131,10 +131,14 @@ def test_no_plan_is_left_out() -> None:
     assert set(FEW) <= set(names)
 
 
+# A job of one kind of placement ends within the time limit beside other work, too; one of all plans did not.
+FIRST_WORDS = list(dict.fromkeys(name.partition(" ")[0] for name, _, _ in every_case()))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dense", list(DenseParallelism))
-def test_collectives_of_every_plan_have_one_order_on_all_ranks(dense: DenseParallelism) -> None:
-    check([case for case in every_case() if case[2].get("dense", DenseParallelism.DDP.value) == dense.value])
+@pytest.mark.parametrize("first", FIRST_WORDS)
+def test_collectives_of_every_plan_have_one_order_on_all_ranks(first: str) -> None:
+    check([case for case in every_case() if case[0].partition(" ")[0] == first])
 
 
 def check_losses(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
@@ -149,8 +153,9 @@ def test_ranks_on_gpus_have_the_losses_of_ranks_on_cpus() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_on_gpus_have_the_losses_of_ranks_on_cpus_by_every_plan() -> None:
-    check_losses([case for case in every_case() if "dense" not in case[2]])
+@pytest.mark.parametrize("first", FIRST_WORDS)
+def test_ranks_on_gpus_have_the_losses_of_ranks_on_cpus_by_every_plan(first: str) -> None:
+    check_losses([case for case in every_case() if case[0].partition(" ")[0] == first and "dense" not in case[2]])
 
 
 def made(communicator: str, ranks: tuple[int, ...] = (0, 1), **other: Any) -> Collective:
