@@ -117,6 +117,7 @@ def test_adagrad_forgets_a_share_once_a_window(tmp_path: Path) -> None:
 
 
 def test_what_has_no_sums_or_no_second_window_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("polars", reason="a whole run has a source of rows")
     for kind in (TableOptimizerKind.SGD, TableOptimizerKind.SPARSE_ADAM, TableOptimizerKind.ADAM_DENSE):
         model = replace(MODEL, embedding=EmbeddingConfig(optimizer=kind))
         with pytest.raises(ConfigError, match="rowwise_adagrad"):
