@@ -125,6 +125,13 @@ def test_a_model_of_ones_own_grows_as_it_says() -> None:
     assert forward_flops(grown, INPUTS) / forward_flops(start, INPUTS) == pytest.approx(8.0, rel=0.05)
 
 
+def test_the_help_of_the_verb_names_all_models_that_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", "--help"])
+    named = " ".join(capsys.readouterr().out.split()).split("that say how they grow: ")[1].split(";")[0]
+    assert sorted(named.split(", ")) == sorted(growing_models())
+
+
 def test_growth_has_limits() -> None:
     with pytest.raises(ConfigError, match="1 or more"):
         grow(smallest("dlrm"), INPUTS, factor=0.5)

@@ -34,7 +34,7 @@ from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.typed import Dim, checked
 
-MAX_CROSS_LAYERS = 4  # that growth adds
+MAX_CROSS_LAYERS = 4  # growth stops there
 
 
 class CrossKind(StrEnum):

@@ -75,7 +75,7 @@ class Ensemble(StrEnum):
     WEIGHTED_SUM = "weighted_sum"
 
 
-MAX_LAYERS = 8  # that growth adds
+MAX_LAYERS = 8  # growth stops there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +45,15 @@ from ziggurat.numerics.probe import Direction, ProbeRecord, ProductStatistics
 from ziggurat.ops.machine.turns import median_ratio, repeats_in_turn, seconds_in_turns, seconds_of
 from ziggurat.precision.arithmetic import NATIVE
 from ziggurat.precision.choice import machine_facts
-from ziggurat.precision.dispatch import MAX_ERROR, MIN_SPEEDUP, Choice, KernelMeasured, choose, refuse_unlike
+from ziggurat.precision.dispatch import (
+    MAX_ERROR,
+    MIN_SPEEDUP,
+    Choice,
+    KernelMeasured,
+    choose,
+    refuse_unlike,
+    without_settings,
+)
 from ziggurat.precision.kernels import ProductKernel
 from ziggurat.precision.packed import PackedArithmetic, PackedKernel
 from ziggurat.precision.product_errors import KernelError, measure_errors
@@ -65,17 +72,11 @@ _WAYS_OUT = (
     "make one here: ziggurat numerics dispatch RUN --for scoring --out scoring.json",
     "one format for all products: ziggurat export RUN --products int8 --out FOLDER",
 )
-
-
-def _without_settings(facts: Any) -> Any:
-    return facts | {"settings": None}
-
-
 SCORING_PLAN = Format(
     name="ziggurat.scoring_plan",
     what="a dispatch for scoring",
     version=2,
-    migrations={1: _without_settings},
+    migrations={1: without_settings},
     ways_out=_WAYS_OUT,
     error=ConfigError,
 )

@@ -59,7 +59,7 @@ from ziggurat.ops.dropout import dropout
 from ziggurat.ops.interactions.fm_norm import FMKernel
 from ziggurat.typed import Dim, checked
 
-MAX_LAYERS = 8  # that growth adds
+MAX_LAYERS = 8  # growth stops there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,8 @@ def _without_shapes(facts: Any) -> Any:
     return facts | {"shapes": None}
 
 
-def _without_settings(facts: Any) -> Any:
+def without_settings(facts: Any) -> Any:
+    """Read a plan of products of a version that kept no settings, of whichever format: they are not known."""
     return facts | {"settings": None}
 
 
@@ -81,7 +82,7 @@ DISPATCH = Format(
     name="ziggurat.dispatch",
     what="a dispatch of dense products",
     version=4,
-    migrations={1: _with_fp32_activations, 2: _without_shapes, 3: _without_settings},
+    migrations={1: _with_fp32_activations, 2: _without_shapes, 3: without_settings},
     ways_out=_WAYS_OUT,
     error=ConfigError,
 )

@@ -68,21 +68,11 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
         """
         if self.training and self.world_sum is not None:
             return self._over_ranks(input, self.world_sum, num_passes=num_passes)
-        if self.training and input.shape[0] < 2:
-            return F.batch_norm(
-                # Not training, and no momentum: the running statistics are used, and stay as they are.
-                input,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                False,
-                0.0,
-                self.eps,
-            )
-        if not self.training or num_passes == 1:
+        # Of such a batch there is no variance: the running statistics are used, and stay as they are.
+        is_too_small = self.training and input.shape[0] < 2
+        if not is_too_small and (not self.training or num_passes == 1):
             return super().forward(input)
-        if self.num_batches_tracked is not None:
+        if not is_too_small and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(num_passes)
         return F.batch_norm(
             input,
@@ -90,9 +80,9 @@ class BatchNorm(WholeBatch, nn.BatchNorm1d):
             self.running_var,
             self.weight,
             self.bias,
-            True,
-            self._momentum_of(num_passes),
-            self.eps,
+            training=not is_too_small,
+            momentum=0.0 if is_too_small else self._momentum_of(num_passes),
+            eps=self.eps,
         )
 
     def _momentum_of(self, num_passes: int) -> float:

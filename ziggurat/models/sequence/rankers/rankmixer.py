@@ -62,7 +62,7 @@ from ziggurat.typed import Count, Dim, FloatOrZero, Fraction, checked
 _PENALTY = "penalty"
 
 
-MAX_LAYERS = 4  # that growth adds
+MAX_LAYERS = 4  # growth stops there
 
 
 class HistoryPooling(StrEnum):
