@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.queue.cost import CostLine
-from ziggurat.serving.server.queue.engine import Engine, OverloadError
+from ziggurat.serving.server.queue.engine import Engine, OverloadError, _Job
 from ziggurat.serving.server.queue.ladder import LADDER, Ladder, steps_for
 
 USER = RecommendRequest(user={"user_id": "u1"}, k=2)
@@ -248,6 +249,76 @@ def test_one_request_of_many_candidates_is_no_queue() -> None:
     answers, waits = run(body, FakeAnswerer(candidates=100), deadline_ms=240)
     assert answers[0].degraded == ()
     assert 0 < waits[0] <= 0.2
+
+
+def filled(kinds: Sequence[type], *, sizes: dict[type, int], fixed: float, slope: float) -> Engine:
+    """Return an engine that computes nothing, with requests in its queue and lines of costs that are known."""
+    engine = Engine(answerer=FakeAnswerer(), config=ServerConfig(deadline_ms=150, degrade=False), metrics=Metrics())
+    for line in engine._costs.values():
+        for candidates in (100, 400, 200):
+            line.observe(candidates, fixed + slope * candidates)
+    for kind in kinds:
+        put(engine, kind, sizes[kind])
+    return engine
+
+
+def put(engine: Engine, kind: type, size: int) -> None:
+    request: Any = USER if kind is RecommendRequest else RankRequest(user={}, items=("1",) * size)
+    never: Any = None
+    engine._queue.append(
+        _Job(request=request, candidates=size, arrived=0.0, queued=0.0, deadline=1e9, future=never, watch=None)
+    )
+
+
+def packed_s(engine: Engine) -> float:
+    """Return the seconds of the batches that the queue is taken in, by the true line of costs."""
+    seconds = 0.0
+    while engine._queue.jobs:
+        _, effort = engine._take(was_idle=True)
+        assert effort is Effort.FULL
+        assert engine._queue.running is not None
+        seconds += engine._queue.running.expected_s
+    engine._queue.running = None
+    assert not any((*engine._queue.counts.values(), *engine._queue.candidates.values(), *engine._queue.runs.values()))
+    return seconds
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize(("size", "slope"), [(100, 1e-4), (117, 1e-4), (299, 1e-4), (400, 2e-4), (1, 1e-6)])
+def test_the_wait_is_that_of_batches_of_whole_requests(count: int, size: int, slope: float) -> None:
+    """A batch with room for 2.6 requests has two: by candidates alone a third of those taken in would be late."""
+    engine = filled([RecommendRequest] * count, sizes={RecommendRequest: size}, fixed=0.01, slope=slope)
+    expected = engine.wait_s()
+    assert packed_s(engine) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize("size", [100, 117, 299])
+def test_a_new_request_is_answered_at_the_end_of_a_full_batch(count: int, size: int) -> None:
+    sizes = {RecommendRequest: size}
+    engine = filled([RecommendRequest] * count, sizes=sizes, fixed=0.01, slope=1e-4)
+    expected = engine.wait_s() + engine._own_s(RecommendRequest, size)
+    in_a_batch = engine._requests_in_a_batch(RecommendRequest, size)
+    put(engine, RecommendRequest, size)
+    for _ in range(-(count + 1) % in_a_batch):
+        put(engine, RecommendRequest, size)
+    assert packed_s(engine) == pytest.approx(expected)
+    # Alone in an empty queue it is taken for what it takes itself.
+    assert engine._own_s(RecommendRequest, size) == pytest.approx(0.01 + 1e-4 * size)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_wait_counts_batches_that_end_where_the_other_kind_begins(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = {RecommendRequest: draw.choice([50, 100, 130]), RankRequest: draw.choice([10, 100, 500])}
+    kinds = [draw.choice([RecommendRequest, RankRequest]) for _ in range(draw.randint(2, 40))]
+    engine = filled(kinds, sizes=sizes, fixed=0.01, slope=1e-4)
+    expected = engine.wait_s()
+    assert packed_s(engine) == pytest.approx(expected, rel=0.25)
+    # In turns each request is a batch of its own.
+    in_turns = filled([RecommendRequest, RankRequest] * 10, sizes=sizes, fixed=0.01, slope=1e-4)
+    expected = in_turns.wait_s()
+    assert packed_s(in_turns) == pytest.approx(expected) == 20 * 0.01 + 1e-3 * sum(sizes.values())
 
 
 @pytest.mark.parametrize(("was_idle", "effort"), [(True, Effort.FULL), (False, Effort.FEWER_PROBES)])

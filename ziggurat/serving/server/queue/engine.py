@@ -13,8 +13,9 @@ machine, so what it waited before this process read it counts, too. If the answe
 are computed one by one, so that only the guilty one fails; for the next seconds the engine is *careful*, and requests
 are checked before they join a batch (a check costs as much as the HTTP around it, and good requests need none).
 
-The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`. To this
-comes what lately passed between an answer and its delivery: an event loop with hundreds of connections is late.
+The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`, in batches
+of whole requests. To this comes its own batch, and what lately passed between an answer and its delivery: an event loop
+with hundreds of connections is late.
 Estimate and answer are for one effort; `ladder.py` chooses it before each batch.
 """
 
@@ -88,9 +89,30 @@ class _Queue:
     jobs: deque[_Job] = field(default_factory=deque)
     candidates: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
     counts: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
+    # How many times requests of a kind follow one of the other kind: a batch ends there, whatever room it has.
+    runs: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
     running: _Running | None = None
     idle: bool = False
     closing: bool = False
+
+    def append(self, job: _Job) -> None:
+        """Add a job behind the others; sums are kept, because an estimate is asked for at every request."""
+        kind = type(job.request)
+        if not self.jobs or type(self.jobs[-1].request) is not kind:
+            self.runs[kind] += 1
+        self.jobs.append(job)
+        self.candidates[kind] += job.candidates
+        self.counts[kind] += 1
+
+    def popleft(self) -> _Job:
+        """Take the oldest job."""
+        job = self.jobs.popleft()
+        kind = type(job.request)
+        self.candidates[kind] -= job.candidates
+        self.counts[kind] -= 1
+        if not self.jobs or type(self.jobs[0].request) is not kind:
+            self.runs[kind] -= 1
+        return job
 
 
 class Engine:
@@ -228,10 +250,7 @@ class Engine:
             watch=watch,
         )
         with self._lock:
-            self._queue.jobs.append(job)
-            # Kept as sums, because an estimate is asked for at every request.
-            self._queue.candidates[type(request)] += candidates
-            self._queue.counts[type(request)] += 1
+            self._queue.append(job)
             # Only a thread that waits is woken: wake-ups that nobody takes would pile up.
             wake = self._queue.idle
             self._queue.idle = False
@@ -271,8 +290,10 @@ class Engine:
         if passed > allowed:
             self.metrics.expired.inc()
             raise self._too_late(allowed, passed, where="connection")
-        wait = self.wait_s()
-        total = passed + wait + self._cost(type(request)).predict(candidates) + self._delivery_s
+        with self._lock:  # both of one state of the queue
+            wait = self.wait_s()
+            own = self._own_s(type(request), candidates)
+        total = passed + wait + own + self._delivery_s
         if wait and total > allowed:  # a request that finds nothing before it is always tried
             found = f"{_milliseconds(total)} ms, of which {_milliseconds(wait)} ms in the queue"
             ways = ways_to_more_time(self.config, needed_s=total)
@@ -297,21 +318,46 @@ class Engine:
         return min(bound, float(self.config.max_batch_candidates))
 
     def _waiting_s(self, kind: type, *, behind_next: bool = False) -> float:
-        """Seconds that the requests of a kind in the queue take, or those of them that the next batch leaves there.
-
-        A batch has at least one request, however many candidates that has, so there are no more batches than requests.
-        """
-        cost = self._cost(kind)
+        """Seconds that the requests of a kind in the queue take, or those of them that the next batch leaves there."""
         candidates = float(self._queue.candidates[kind])
         count = self._queue.counts[kind]
-        most = self._most_candidates(cost)
         if behind_next and count:
             # The next batch takes as many as fit, and one request at least.
-            candidates = candidates - max(most, candidates / count)
-            count = count - 1
-        if count <= 0 or candidates <= 0:
+            taken = min(self._requests_in_a_batch(kind, candidates / count), count)
+            candidates -= taken * candidates / count
+            count -= taken
+        if count <= 0:
             return 0.0
-        return cost.predict(candidates, batches=min(math.ceil(candidates / most), count))
+        return self._cost(kind).predict(candidates, batches=self._num_batches(kind, count, candidates))
+
+    def _requests_in_a_batch(self, kind: type, mean_candidates: float) -> int:
+        """Return how many requests of so many candidates a batch takes: whole ones, and one at least."""
+        return max(int(self._most_candidates(self._cost(kind)) / max(mean_candidates, 1.0)), 1)
+
+    def _num_batches(self, kind: type, count: int, candidates: float) -> int:
+        """Return how many batches `count` requests take, where requests of the other kind stand between them."""
+        runs = min(max(self._queue.runs[kind], 1), count)
+        return runs * math.ceil(count / runs / self._requests_in_a_batch(kind, candidates / count))
+
+    def _own_s(self, kind: type, candidates: int) -> float:
+        """Return by how much the end of a new request's batch lies behind the end of the requests that wait now.
+
+        An answer is there when all of its batch is computed. Where requests wait, those that come next will fill the
+        batch, so it is taken for full; the first one that waits is taken for itself alone, and those behind it are
+        refused where a full batch would be late.
+        """
+        cost = self._cost(kind)
+        queue = self._queue
+        if not queue.jobs:
+            return cost.predict(candidates)
+        joins = type(queue.jobs[-1].request) is kind
+        count = 1 + (queue.counts[kind] if joins else 0)
+        total = float(candidates + (queue.candidates[kind] if joins else 0))
+        mean = total / count
+        in_last_run = math.ceil(count / queue.runs[kind]) if joins else 1
+        places = -in_last_run % self._requests_in_a_batch(kind, mean)
+        end = cost.predict(total + places * mean, batches=self._num_batches(kind, count, total))
+        return end - (self._waiting_s(kind) if joins else 0.0)
 
     # ---- in the thread that computes
 
@@ -356,10 +402,7 @@ class Engine:
             # The first one is taken whatever its size, or nothing ever would.
             if batch and taken + job.candidates > most:
                 break
-            queue.jobs.popleft()
-            queue.candidates[kind] -= job.candidates
-            queue.counts[kind] -= 1
-            batch.append(job)
+            batch.append(queue.popleft())
             taken += job.candidates
         queue.running = _Running(since=now, expected_s=cost.predict(taken))
         return batch, effort
