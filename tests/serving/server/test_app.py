@@ -25,6 +25,7 @@ from ziggurat.errors import DataError, MissingDependencyError
 from ziggurat.runs.stream.publish import PublishConfig
 from ziggurat.runs.stream.run import stream_run
 from ziggurat.serving.answers import Answerer, Column, Info, RankRequest, RecommendRequest
+from ziggurat.serving.export.published_folder import Publication, read_pointer
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.admin_socket import ADMIN as BY_ADMIN_SOCKET
 from ziggurat.serving.server.app import ServerApp
@@ -512,6 +513,19 @@ def test_the_example_of_an_export_without_a_catalogue_is_answered_as_it_stands(t
     assert get("/info", answerer=answerer).json()["published"]["number"] == 2
     figures = get("/metrics", answerer=answerer).text
     assert "ziggurat_published_version 2.0" in figures
+    of_window = read_pointer(tmp_path / "live").newest.metrics
+    assert ready["metrics"] == pytest.approx(of_window)
+    assert f'ziggurat_published_window_metric{{metric="ne"}} {of_window["ne"]}' in figures
     at = re.search(r"^ziggurat_published_watermark_seconds (\S+)", figures, re.MULTILINE)
     assert at is not None
     assert 957_225_600 <= float(at[1]) < 957_312_000  # of 2000-05-02
+
+
+def test_a_version_without_a_metric_does_not_keep_the_one_of_the_version_before() -> None:
+    metrics = Metrics()
+    info = FakeAnswerer().info()
+    first = Publication(number=1, version="a" * 16, run="b" * 16, window=1, name="w1", step=1, metrics={"ne": 0.9})
+    metrics.show_published(dataclasses.replace(info, published=first))
+    assert 'ziggurat_published_window_metric{metric="ne"} 0.9' in metrics.page()[0].decode()
+    metrics.show_published(dataclasses.replace(info, published=dataclasses.replace(first, number=2, metrics={})))
+    assert 'ziggurat_published_window_metric{metric="ne"} NaN' in metrics.page()[0].decode()

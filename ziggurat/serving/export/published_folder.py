@@ -118,8 +118,8 @@ class Publication:
             now_s: seconds since 1970.
 
         Returns:
-            number; window, its name; watermark; created; and where they are known, the seconds from the last two of
-            these till now: `age_s` and `watermark_age_s`.
+            number; window, its name; watermark; created; metrics of the window; and where they are known, the seconds
+            from watermark and created till now: `age_s` and `watermark_age_s`.
         """
         known = {"age_s": self.created_s, "watermark_age_s": self.watermark_s}
         ages: dict[str, JSON] = {name: round(now_s - at, 3) for name, at in known.items() if at is not None}
@@ -128,6 +128,7 @@ class Publication:
             "window": self.name,
             "watermark": self.watermark,
             "created": self.created,
+            "metrics": dict(self.metrics),
             **ages,
         }
 

@@ -7,6 +7,7 @@ files is bounded by the number of processes. Any worker can answer /metrics for 
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import datetime
 from pathlib import Path
@@ -170,6 +171,14 @@ class Metrics:
                 ("watermark_seconds", "Time of the newest row that it was trained on, likewise; 0: not known."),
             )
         }
+        self._window_metric = Gauge(
+            "ziggurat_published_window_metric",
+            "A metric of the window of that version, by the weights before it was trained; NaN: not known.",
+            ["metric"],
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self._shown_metrics: set[str] = set()
         # labels() looks a child up under a lock, so that those in use are kept.
         self._children: dict[tuple[str, int], Counter] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
@@ -203,6 +212,11 @@ class Metrics:
         self._published["version"].set(0 if found is None else found.number)
         self._published["created_seconds"].set(0 if found is None else found.created_s or 0)
         self._published["watermark_seconds"].set(0 if found is None else found.watermark_s or 0)
+        known = {} if found is None else {name: value for name, value in found.metrics.items() if value is not None}
+        # A version that lacks a metric must not keep the one of the version before.
+        self._shown_metrics |= known.keys()
+        for name in self._shown_metrics:
+            self._window_metric.labels(name).set(known.get(name, math.nan))
 
     def show_items(self, info: Info) -> None:
         """Take the figures of an export's items over, if it has any."""

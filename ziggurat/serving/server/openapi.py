@@ -527,6 +527,11 @@ def _info_schemas() -> dict[str, object]:
                 "window": text,
                 "watermark": text,
                 "created": text,
+                "metrics": {
+                    "type": "object",
+                    "description": "of the window, by the weights before it was trained",
+                    "additionalProperties": {"type": ["number", "null"]},
+                },
                 "age_s": {"type": "number"},
                 "watermark_age_s": {"type": "number"},
             },
