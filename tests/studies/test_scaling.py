@@ -1,4 +1,4 @@
-"""Growth meets its FLOPs by the published order, counters are torch's, and the law is found again from its points."""
+"""Growth meets its FLOPs by the published order, counters are torch's, and studies go on where they were."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import (
     BuiltInConfig,
@@ -26,13 +25,16 @@ from ziggurat.models import (
     WukongConfig,
     build_model,
 )
+from ziggurat.models.build import kind_of
 from ziggurat.models.contract.growth import Grows
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.dcn_v2 import MAX_CROSS_LAYERS
 from ziggurat.models.wukong import MAX_LAYERS
+from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.scaling import forward_flops, grow, growing_models
-from ziggurat.studies.scaling_law import ScalingLaw, doubt_of, fit_law, fit_with_band
-from ziggurat.studies.scaling_runs import smallest
+from ziggurat.studies.scaling_report import write_scaling
+from ziggurat.studies.scaling_runs import ScaleConfig, ScaleStudy, scale, smallest
+from ziggurat.training.report.progress import NoProgress
 
 INPUTS = InputSpec(
     dense=("a", "b"),
@@ -139,42 +141,74 @@ def test_growth_has_limits() -> None:
         grow(LogisticRegressionConfig(), INPUTS, factor=2.0)
 
 
-@pytest.mark.parametrize("law", [ScalingLaw(a=0.4, b=0.1, c=0.3), ScalingLaw(a=0.0, b=2.0, c=1.2)])
-def test_the_law_is_found_again(law: ScalingLaw) -> None:
-    x = [1.0, 2.0, 8.0, 32.0, 128.0]
-    found = fit_law(x, law(x).tolist())
-    assert (found.a, found.b, found.c) == pytest.approx((law.a, law.b, law.c), abs=2e-3)
+class OwnGrowing(NarrowConfig):
+    """A model from outside that says where it starts."""
+
+    @classmethod
+    def smallest(cls) -> OwnGrowing:
+        """Start narrow."""
+        return cls(embedding_dim=8, deep=MLPConfig(hidden_dims=(16, 16)))
 
 
-def test_a_rising_loss_has_no_gain() -> None:
-    assert fit_law([1.0, 2.0, 4.0], [0.5, 0.6, 0.7]).b == 0.0
-    with pytest.raises(DataError, match="three or more"):
-        fit_law([1.0, 2.0], [0.5, 0.4])
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rates"):
+        ScaleConfig(models=("dnn",), rates=(0.0,))
+    with pytest.raises(ConfigError, match="--rates and --tuned"):
+        ScaleConfig(models=("dnn",), rates=(1e-3,), tuned="tuned")
+    with pytest.raises(ConfigError, match="--batch-size and --tuned"):
+        ScaleConfig(models=("dnn",), batch_size=8, tuned="tuned")
+    with pytest.raises(ConfigError, match="smallest, deeper and wider"):
+        ScaleConfig(models=("final_mlp",))
+    assert "own_narrow" not in ScaleConfig(models=("dnn",)).known
+    with pytest.raises(ConfigError, match="its rows"):
+        ScaleConfig(models=("dnn",), data=ComparedData.SYNTHETIC_1M, rows=1000)
 
 
-def test_fits_that_mean_nothing_are_named() -> None:
-    law = ScalingLaw(a=0.4, b=0.1, c=0.3)
-    x = [1.0, 4.0, 16.0, 64.0]
-    assert doubt_of(x, law(x).tolist(), law=law) == ""
-    assert "exactly" in doubt_of(x[:3], law(x[:3]).tolist(), law=law)
-    rising = [0.5, 0.4, 0.41, 0.39]
-    assert "does not fall" in doubt_of(x, rising, law=fit_law(x, rising))
-    cliff = [0.5, 0.4, 0.4 - 1e-9, 0.4 - 2e-9]  # everything in the first step: no exponent is steep enough
-    assert "end of the range" in doubt_of(x, cliff, law=fit_law(x, cliff))
+def _study(out: Path, said: list[str], **changes: object) -> ScaleStudy:
+    class Kept(NoProgress):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    given = {"models": ("dnn",), "factors": (1.0, 1.5, 2.0, 3.0, 4.0), "rows": 2000, "rates": (1e-3, 4e-3)}
+    return scale(ScaleConfig(**(given | changes)), out=out, progress=Kept())  # pyright: ignore[reportArgumentType]
 
 
-def test_the_band_holds_the_truth() -> None:
-    law = ScalingLaw(a=0.4, b=0.1, c=0.5)
-    x = [1.0, 4.0, 16.0, 64.0, 256.0]
-    rng = np.random.default_rng(0)
-    runs = [(value + rng.normal(0, 0.002, 6)).tolist() for value in law(x)]
-    fitted = fit_with_band(x, runs, draws=100)
-    assert fitted.exponents[0] < 0.5 < fitted.exponents[1]
-    truth = law(fitted.grid)
-    inside = (truth > np.asarray(fitted.low) - 1e-4) & (truth < np.asarray(fitted.high) + 1e-4)
-    assert inside.mean() > 0.8
-    single = fit_with_band(x, [[each[0]] for each in runs], draws=50)
-    assert single.low[0] <= single.high[0]
+@pytest.mark.slow
+def test_a_study_goes_on_and_knows_what_is_reachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    said: list[str] = []
+    first = _study(tmp_path, said)
+    assert "5 runs of" in said[0] or "5 runs of" in said[1]
+    assert any("CPU" in line and "in all" in line for line in said)
+    model = first.models[0]
+    assert len(model.tried) == 2
+    assert model.learning_rate == min(model.tried, key=lambda each: each.valid).rate
+    assert first.best_log_loss is not None
+    assert model.laws is not None
+    # The labels are drawn from p*, so the log loss is the best one and what lies above it, but for their luck.
+    for point in model.points:
+        expected = first.best_log_loss + point.above_best
+        assert point.mean("log_loss") == pytest.approx(expected, abs=0.08)
+    said.clear()
+    again = _study(tmp_path, said, seeds=2, models=("dnn", "dcn_v2"))
+    assert again.models[0].points[0].runs[0].record == model.points[0].runs[0].record
+    assert any("15 runs of" in line for line in said)  # one seed of a model was there
+    assert len(again.differences) == 1
+    paths = write_scaling(again, tmp_path / "report")
+    assert [path.suffix for path in paths] == [".html", ".json", ".md", ".png", ".svg"]
+    data = json.loads((tmp_path / "report.json").read_text())
+    run = data["models"][0]["points"][0]["runs"][0]
+    assert sum(run["block_sums"]) / sum(data["block_rows"]) == pytest.approx(run["above_best"], rel=1e-5)
+    assert "best reachable" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_model_from_outside_is_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    name = kind_of(OwnGrowing)
+    study = _study(tmp_path, [], models=(name,), own=(OwnGrowing,), factors=(1.0, 2.0, 4.0), rates=())
+    assert study.models[0].name == name
+    assert "5 or more" in study.models[0].says
 
 
 @pytest.mark.slow
@@ -186,7 +220,7 @@ def test_the_command_scales(
     assert main([*given, "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     shown = capsys.readouterr().out
     assert "wukong" in shown
-    assert "3 points determine three numbers exactly" in shown
+    assert "3 sizes tell no laws apart" in shown
     assert "x^(" not in shown
     data = json.loads((tmp_path / "found.json").read_text())
     for model in data["models"]:

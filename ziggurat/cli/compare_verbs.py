@@ -25,6 +25,7 @@ COMPARE_SUMMARY = "train models on the same data with several seeds, and say whi
 DEFAULT_MODELS = "dnn,dlrm,dcn_v2,wukong"
 COMPARE_EPILOG = """What to compare on:
   frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
+  synthetic-300k, synthetic-1m, synthetic-10m      made rows with interactions of up to six features
   table, with --data.train and --schema            a table of yours
   sequences                                        MovieLens-1M as histories: sasrec, gsasrec, hstu_research, stu, …
                                                    by full ranking; bst, din, dien, transact, … by AUC of likes
@@ -45,9 +46,10 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare runs/seed0 runs/seed1 runs/seed2 --target auc=0.62
 """
 
-SCALE_SUMMARY = "grow models in width, depth and rank together, train each size once, fit the law of scaling"
+SCALE_SUMMARY = "grow models in width, depth and rank together, and say which law their loss follows"
 SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale); results are never set beside those of
 `ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
+  ziggurat scale wukong,dcn_v2,rankmixer --data synthetic-1m --points 6 --seeds 3 --rates 1e-3,2e-3,4e-3
   ziggurat scale wukong --compute 1x..256x
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
   ziggurat scale wukong,dcn_v2 --tuned tuned/ --compute 1x..64x
@@ -105,7 +107,7 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
+    parser.add_argument("--rows", metavar="N", type=int, default=0, help="of data synthetic (default: 1,000,000)")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
 
@@ -119,8 +121,16 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DATA", default="synthetic", help="a built-in set, table or a recipe (default: %(default)s)"
     )
     parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
-    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
+    parser.add_argument("--rows", metavar="N", type=int, default=0, help="of data synthetic (default: 1,000,000)")
     parser.add_argument("--seeds", metavar="S", type=int, default=1, help="runs of each size (default: %(default)s)")
+    add_model_argument(parser, about="config class of a model of your own that says how it grows")
+    parser.add_argument(
+        "--rates",
+        metavar="R,R,…",
+        default="",
+        help="learning rates that each model tries at its smallest size, by validation data (default: the protocol's)",
+    )
+    parser.add_argument("--batch-size", metavar="B", type=int, default=0, help="rows of a step (default: 512)")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument(
@@ -134,32 +144,40 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 def scale(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a scaling study, and show it."""
-    from ziggurat.studies.scaling_report import LAW_COLUMNS, law_rows, point_columns, point_rows, write_scaling
+    from ziggurat.models.build import kind_of
+    from ziggurat.studies.scaling_report import summary, tables, write_scaling
     from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
     from ziggurat.studies.scaling_runs import scale as run_scaling
     from ziggurat.studies.tuned import read_tuned
     from ziggurat.training.report.progress import show_progress
 
     changes = settings_given(rest)
+    own = own_models(options)
     refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
     if options.tuned:
-        read_tuned(options.tuned).refuse_settings(changes)
+        read_tuned(options.tuned, own=own).refuse_settings(changes)
+    rates = tuple(float_of(each, flag="--rates") for each in names_in(options.rates))
     config = ScaleConfig(
-        models=names_in(options.models),
+        models=tuple(dict.fromkeys([*names_in(options.models), *(kind_of(each) for each in own)])),
         factors=factors_of(options.compute, points=options.points),
-        data=data_named(options.data, options.schema, changes),
+        data=data_named(options.data, options.schema, changes, own=own),
         rows=options.rows,
         seeds=options.seeds,
+        own=own,
+        rates=rates,
+        batch_size=options.batch_size,
         source=options.source,
         threads=options.threads,
         tuned=options.tuned,
         read_test_again=options.read_test_again,
     )
-    scaled = run_scaling(config, out=options.out, progress=show_progress(verbose=options.verbose))
-    print_table(point_columns(config), point_rows(scaled, config))
-    print_table(LAW_COLUMNS, law_rows(scaled))
+    study = run_scaling(config, out=options.out, progress=show_progress(verbose=options.verbose))
+    for line in summary(study):
+        print_line(line)
+    for columns, rows in tables(study):
+        print_table(columns, rows)
     default = Path(options.out) / config.data_name / "scaling"
-    for path in write_scaling(scaled, config, Path(options.json).with_suffix("") if options.json else default):
+    for path in write_scaling(study, Path(options.json).with_suffix("") if options.json else default):
         print_line(str(path))
     return 0
 
@@ -170,6 +188,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.protocols import Protocol
     from ziggurat.studies.compare import CompareConfig
     from ziggurat.studies.compare import compare as run_comparison
+    from ziggurat.studies.compare_data import USUAL_ROWS, check_rows
     from ziggurat.studies.compare_own import OwnData
     from ziggurat.studies.compare_report import (
         difference_columns,
@@ -200,6 +219,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     tuned = read_tuned(options.tuned, own=own) if options.tuned else None
     if tuned is not None:
         tuned.refuse_settings(changes)
+    check_rows(data, options.rows)
     usual = "recipe" if isinstance(data, OwnData) else "bars"
     protocol = options.protocol or (usual if tuned is None else tuned.protocol.value)
     names = names_in(options.models) or (names_in(DEFAULT_MODELS) if tuned is None else tuple(tuned.recipes))
@@ -213,7 +233,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         trials=options.trials,
         protocol=Protocol(protocol),
         source=options.source,
-        rows=options.rows,
+        rows=options.rows or USUAL_ROWS,
         threads=options.threads,
         max_epochs=options.max_epochs,
         precisions=_precisions(options, changes),
@@ -281,6 +301,23 @@ def _precisions_of_finished(options: argparse.Namespace) -> ConfigError:
             f"ziggurat compare frappe --precisions {options.precisions}",
         ),
     )
+
+
+def float_of(text: str, *, flag: str) -> float:
+    """Return a number of the command line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            expected="numbers with commas between them",
+            found=repr(text),
+            where=f"command line, {flag}",
+            ways_out=f"{flag} 1e-3,2e-3,4e-3",
+        ) from None
 
 
 def names_in(text: str) -> tuple[str, ...]:

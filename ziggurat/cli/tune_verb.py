@@ -68,6 +68,7 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
     """Make the tries that are missing, and show what was found."""
     from ziggurat.models.build import kind_of
     from ziggurat.recipes.protocols import Protocol
+    from ziggurat.studies.compare_data import USUAL_ROWS, check_rows
     from ziggurat.studies.compare_own import OwnData
     from ziggurat.studies.tune import TuneConfig, spaces_of
     from ziggurat.studies.tune import tune as run_study
@@ -81,6 +82,7 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
     options.own_models = [name for name in options.own_models if ":" in name]
     own = own_models(options)
     data = data_named(options.data, options.schema, changes, own=own, seeds="--seed")
+    check_rows(data, options.rows)
     protocol = options.protocol or ("recipe" if isinstance(data, OwnData) else "bars")
     if protocol != "recipe":
         refuse_groups(changes, groups=("training.",), why=f"the protocol {protocol} sets them")
@@ -95,7 +97,7 @@ def tune(options: argparse.Namespace, rest: list[str]) -> int:
         protocol=Protocol(protocol),
         metric=options.metric,
         source=options.source,
-        rows=options.rows,
+        rows=options.rows or USUAL_ROWS,
         threads=options.threads,
         max_epochs=options.max_epochs,
         max_flops_per_sample=options.max_flops_per_sample,

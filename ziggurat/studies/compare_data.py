@@ -9,6 +9,9 @@ movielens          MovieLens-1M by time: the latest tenth is test data, the tent
 movielens-random   MovieLens-1M at random 8:1:1, ratings of 3 dropped, like = 4 or more: the easier form in which
                    papers report it (AutoInt and later)
 synthetic          a teacher whose best reachable metrics are known (`data/synthetic/teacher.py`)
+synthetic-300k, synthetic-1m, synthetic-10m
+                   a teacher whose interactions reach order six (`six_orders`), and so many rows of it: 92 % train,
+                   3 % validate, 5 % are the test
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from ziggurat.cache import cache_folder
 from ziggurat.data.datasets import fetch, schema_for
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
+from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher, six_orders
+from ziggurat.errors import ConfigError
 from ziggurat.files import replacing
 from ziggurat.models import DNNConfig
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
@@ -45,15 +49,45 @@ class ComparedData(StrEnum):
     MOVIELENS = "movielens"
     MOVIELENS_RANDOM = "movielens-random"
     SYNTHETIC = "synthetic"
+    SYNTHETIC_300K = "synthetic-300k"
+    SYNTHETIC_1M = "synthetic-1m"
+    SYNTHETIC_10M = "synthetic-10m"
 
 
-def data_run(data: ComparedData, *, source: str = "", rows: int = 1_000_000) -> RunConfig:
+ROWS_OF_SIX_ORDERS = {
+    ComparedData.SYNTHETIC_300K: 300_000,
+    ComparedData.SYNTHETIC_1M: 1_000_000,
+    ComparedData.SYNTHETIC_10M: 10_000_000,
+}
+USUAL_ROWS = 1_000_000  # of the data set `synthetic`
+
+
+def check_rows(data: object, rows: int) -> None:
+    """Refuse a number of rows for data that has its own: it would have no effect.
+
+    Args:
+        data: what is compared on.
+        rows: as asked for; 0 for none.
+
+    Raises:
+        ConfigError: rows of another data set than `synthetic`.
+    """
+    if rows and data is not ComparedData.SYNTHETIC:
+        raise ConfigError(
+            expected="--rows with data synthetic: all other data has its rows",
+            found=f"{rows:,} rows of {data.value if isinstance(data, ComparedData) else 'data of your own'}",
+            where="command line, --rows",
+            ways_out=("leave --rows out", f"the teacher of pairs and triples: synthetic, --rows {rows}"),
+        )
+
+
+def data_run(data: ComparedData, *, source: str = "", rows: int = USUAL_ROWS) -> RunConfig:
     """A run with everything but its model and training settings.
 
     Args:
         data: which.
         source: a folder or file to take it from; "" for the cache or the default source.
-        rows: of the synthetic data.
+        rows: of `synthetic`.
     """
     model = DNNConfig()
     match data:
@@ -86,6 +120,15 @@ def data_run(data: ComparedData, *, source: str = "", rows: int = 1_000_000) -> 
                 teacher=TEACHER,
                 data=DataConfig(split=split),
                 table_schema=SyntheticTeacher(TEACHER).schema(),
+                model=model,
+            )
+        case _:
+            teacher = six_orders()
+            return RunConfig(
+                dataset=DatasetConfig(name="synthetic", rows=ROWS_OF_SIX_ORDERS[data]),
+                teacher=teacher,
+                data=DataConfig(split=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.03, test_fraction=0.05)),
+                table_schema=SyntheticTeacher(teacher).schema(),
                 model=model,
             )
 

@@ -1,43 +1,63 @@
-"""`ziggurat scale`: train models of growing compute by one pass over the data, and fit the law of scaling.
+"""`ziggurat scale`: train models of growing compute by one pass over the data, and say which law their loss follows.
 
-    1x, 4x, 16x, 64x, 256x  ──►  grow (scaling.py)  ──►  one pass each (protocol `scale`)  ──►  test log loss
-                                                     ──►  loss = a + b·x^(−c) for each model (scaling_law.py)
+    rates at the smallest size  ──►  1x, 2.5x, 6.3x … 100x: grow (scaling.py)  ──►  one pass each (protocol `scale`)
+        ──►  loss of each test row over the best reachable (scaling_best.py)  ──►  in blocks (scaling_draws.py)
+        ──►  no gain, power or saturating law, with bands; exponents compared (scaling_law.py)
 
 Which settings a model starts from and how it grows, its config says (`models/contract/growth.py`). All start from about
-the same FLOPs, so the curves begin at the same place. The learning rates are those of the protocol for every size. Log
-loss is what falls by a law; AUC stands beside it in the table. Runs are kept and taken up as those of a comparison are
-(`compare_runs.py`); test data is read once a run.
+the same FLOPs, so the curves begin at the same place.
+
+Equal treatment: every model tries the same learning rates at its smallest size (`rates`), judged by validation data
+with a seed that no run has; the best of them is that of all its sizes. Recipes of `ziggurat tune` (`tuned`) take their
+place.
+
+Runs of one seed come before those of the next, and all models take turns, so a study that was stopped has complete
+seeds. Runs are kept and taken up as those of a comparison are (`compare_runs.py`); test data is read once a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 
 from ziggurat.config import override
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
-from ziggurat.models import BuiltInConfig
+from ziggurat.files import Format
+from ziggurat.models import BuiltInConfig, ModelConfig
+from ziggurat.models.build import kind_of
 from ziggurat.models.contract.growth import Grows
 from ziggurat.recipes.model_settings import nearest_model
-from ziggurat.recipes.protocols import Protocol, scale_model, scale_training
+from ziggurat.recipes.protocols import Protocol, ScaleSettings, scale_model, scale_training
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run
-from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_data import USUAL_ROWS, ComparedData, check_rows, data_run
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
-from ziggurat.studies.scaling import grow, growing_models
-from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
+from ziggurat.studies.compare_runs import test_scores as scores_of_test
+from ziggurat.studies.scaling import forward_flops, grow, growing_models
+from ziggurat.studies.scaling_best import BestReachable, best_of_test, row_losses
+from ziggurat.studies.scaling_cost import Remaining, as_time, measure
+from ziggurat.studies.scaling_draws import RunLosses, draw_blocks, draw_losses, in_blocks, mean_losses
+from ziggurat.studies.scaling_law import MIN_SIZES, Difference, FittedLaws, compare_laws, exponent_difference
 from ziggurat.studies.tuned import read_tuned
 from ziggurat.training import metrics
+from ziggurat.training.config import TrainingConfig
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Threads, checked
+
+SEARCH_SEED = 1000  # of the runs that choose rates; runs of the study have 0, 1, 2 …
+DRAWS = 1000
+_COST = Format(name="ziggurat.scaled_run_cost", what="processor seconds of a run")
+_CPU = "cpu.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +69,11 @@ class ScaleConfig:
         models: that say how they grow; see `growing_models`.
         factors: of compute, each 1 or more, relative to each model's smallest settings.
         data: a built-in data set, or data of one's own.
-        rows: of synthetic data.
+        rows: of the data set `synthetic`; 0: a million. Other data has its own.
         seeds: runs of each point.
+        own: config classes of your own, whose kinds `models` may name; they say how they grow.
+        rates: learning rates that each model tries at its smallest size; (): that of the protocol.
+        batch_size: rows of a step; 0: those of the protocol.
         source: folder or file of the raw data.
         threads: of each run.
         tuned: folder of a study of `ziggurat tune` by protocol scale: each model's recipe is its smallest size, and its
@@ -61,12 +84,43 @@ class ScaleConfig:
     models: tuple[str, ...] = ("wukong", "dlrm", "dcn_v2")
     factors: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0, 256.0)
     data: ComparedData | OwnData = ComparedData.SYNTHETIC
-    rows: int = 1_000_000
+    rows: int = 0
     seeds: int = 1
+    own: tuple[type[ModelConfig], ...] = ()
+    rates: tuple[float, ...] = ()
+    batch_size: int = 0
     source: str = ""
     threads: Threads = 1
     tuned: str = ""
     read_test_again: bool = False
+
+    @property
+    def known(self) -> dict[str, type[ModelConfig]]:
+        """Config classes of the models that say how they grow, built in and of one's own."""
+        mine = {kind_of(each): each for each in self.own if issubclass(each, Grows)}
+        return {**growing_models(), **mine}
+
+    def _check_settings(self) -> None:
+        """Refuse settings that two flags say, and rates that are none."""
+        changes = self.data.training_changes if isinstance(self.data, OwnData) else {}
+        said = {"learning_rate": self.rates, "loader.batch_size": self.batch_size}
+        flags = {"learning_rate": "--rates", "loader.batch_size": "--batch-size"}
+        twice = [path for path, value in said.items() if value and (self.tuned or path in changes)]
+        if twice:
+            other = "--tuned" if self.tuned else f"--training.{twice[0].replace('_', '-')}"
+            raise ConfigError(
+                expected="one flag that says a setting",
+                found=f"{flags[twice[0]]} and {other}",
+                where="ziggurat scale",
+                ways_out=(f"leave {flags[twice[0]]} out", f"leave {other} out"),
+            )
+        if any(not 0 < rate < float("inf") for rate in self.rates) or self.batch_size < 0:
+            raise ConfigError(
+                expected="learning rates above 0, and a batch size of 1 or more (0: that of the protocol)",
+                found=f"rates {self.rates}, batch size {self.batch_size}",
+                where="ziggurat scale, --rates and --batch-size",
+                ways_out="--rates 1e-3,2e-3,4e-3",
+            )
 
     @property
     def data_name(self) -> str:
@@ -82,7 +136,8 @@ class ScaleConfig:
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 
     def __post_init__(self) -> None:
-        known = growing_models()
+        check_rows(self.data, self.rows)
+        known = self.known
         for name in self.models:
             if name not in known:
                 raise ConfigError(
@@ -92,8 +147,10 @@ class ScaleConfig:
                     ways_out=(
                         *(f"did you mean {near!r}?" for near in nearest_model(name, known)),
                         "for example: ziggurat scale wukong,dlrm --compute 1x..64x",
+                        "give the config methods smallest, deeper and wider (ziggurat.models.contract.growth.Grows)",
                     ),
                 )
+        self._check_settings()
         if not self.models or len(self.factors) < 3 or min(self.factors) < 1 or self.seeds < 1:
             raise ConfigError(
                 expected="a model; three factors of compute or more, each >= 1; a seed",
@@ -104,68 +161,171 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaledRun:
+    """One run of one size.
+
+    Args:
+        record: what it reached.
+        losses: of its test rows over the best reachable, by blocks.
+        cpu_s: processor seconds of the process that finished it; 0: not known.
+    """
+
+    record: RunRecord
+    losses: RunLosses
+    cpu_s: float
+
+    def to_json(self) -> dict[str, object]:
+        """The run as plain data."""
+        blocks = [float(f"{each:.7g}") for each in self.losses.sums]
+        return {
+            **self.record.to_json(),
+            "above_best": self.losses.mean,
+            "cpu_s": round(self.cpu_s, 2),
+            "block_sums": blocks,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScaledPoint:
     """One size of one model.
 
     Args:
         factor: compute asked for, relative to the smallest.
         model: its settings.
-        runs: one record a seed.
+        runs: one a seed.
     """
 
     factor: float
     model: BuiltInConfig
-    runs: tuple[RunRecord, ...]
+    runs: tuple[ScaledRun, ...]
 
     @property
     def flops(self) -> int:
         """The FLOPs of a forward pass, as counted."""
-        return self.runs[0].cost.forward_flops
+        return self.runs[0].record.cost.forward_flops
+
+    @property
+    def above_best(self) -> float:
+        """The geometric mean of the loss over the best reachable."""
+        return float(mean_losses([[run.losses for run in self.runs]])[0])
 
     def mean(self, metric: str) -> float:
         """Mean test metric over seeds."""
-        return sum(run.test[metric] for run in self.runs) / len(self.runs)
+        return sum(run.record.test[metric] for run in self.runs) / len(self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRate:
+    """A learning rate that was tried at the smallest size.
+
+    Args:
+        rate: of the dense network.
+        valid: the validation loss there.
+        cpu_s: processor seconds.
+    """
+
+    rate: float
+    valid: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledModel:
-    """All sizes of one model, smallest first, and the law through their test log losses."""
+    """All sizes of one model, smallest first, and the laws through their losses.
+
+    Args:
+        name: of the model.
+        points: its sizes.
+        tried: learning rates at the smallest size; () if none were tried.
+        learning_rate: of all its sizes.
+        laws: fitted; None if there are too few sizes.
+        metric: the test loss.
+    """
 
     name: str
     points: tuple[ScaledPoint, ...]
-    fitted: FittedLaw
+    tried: tuple[TriedRate, ...]
+    learning_rate: float
+    laws: FittedLaws | None
     metric: str = metrics.USUAL_LOSS
 
     @property
     def falls(self) -> bool:
         """True if every larger model has a lower mean test loss than the one before."""
-        losses = [point.mean(self.metric) for point in self.points]
+        losses = [point.above_best for point in self.points]
         return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
     @property
-    def doubt(self) -> str:
-        """The reason why the fitted exponent means nothing; "" if no reason is found."""
-        compute = [point.flops / self.points[0].flops for point in self.points]
-        return doubt_of(compute, [point.mean(self.metric) for point in self.points], law=self.fitted.law)
+    def says(self) -> str:
+        """The finding, in words."""
+        if self.laws is None:
+            return f"{len(self.points)} sizes tell no laws apart: measure {MIN_SIZES} or more"
+        return self.laws.says
 
     def to_json(self) -> dict[str, object]:
         """The model's runs as plain data."""
         points = [
-            {"factor": point.factor, "flops": point.flops, "runs": [run.to_json() for run in point.runs]}
+            {
+                "factor": point.factor,
+                "flops": point.flops,
+                "above_best": point.above_best,
+                "runs": [run.to_json() for run in point.runs],
+            }
             for point in self.points
         ]
         return {
             "name": self.name,
+            "learning_rate": self.learning_rate,
+            "rates_tried": [dataclasses.asdict(each) for each in self.tried],
             "falls": self.falls,
-            "doubt": self.doubt,
+            "says": self.says,
             "points": points,
-            "law": dataclasses.asdict(self.fitted),
+            "laws": None if self.laws is None else dataclasses.asdict(self.laws),
         }
 
 
-def smallest(name: str) -> BuiltInConfig:
+@dataclass(frozen=True, kw_only=True)
+class ScaleStudy:
+    """A finished study.
+
+    Args:
+        config: what was scaled.
+        models: each with all its sizes.
+        differences: of the exponents of two models each; () without laws.
+        best_log_loss: best reachable on the test rows; None: not known.
+        num_train: training rows.
+        num_test: test rows.
+        notes: what else should be known.
+    """
+
+    config: ScaleConfig
+    models: tuple[ScaledModel, ...]
+    differences: tuple[Difference, ...]
+    best_log_loss: float | None
+    num_train: int
+    num_test: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The study as plain data: every run, with the block sums that bands are drawn from."""
+        counts = self.models[0].points[0].runs[0].losses.counts
+        return {
+            "data": self.config.data_name,
+            "seeds": self.config.seeds,
+            "training_rows": self.num_train,
+            "test_rows": self.num_test,
+            "best_log_loss": self.best_log_loss,
+            "notes": list(self.notes),
+            "block_rows": counts.tolist(),
+            "models": [model.to_json() for model in self.models],
+            "differences": [dataclasses.asdict(each) for each in self.differences],
+        }
+
+
+def smallest(name: str, *, known: Mapping[str, type[ModelConfig]] | None = None) -> BuiltInConfig:
     """Return the settings that a model starts from, by its name."""
-    return scale_model(cast(BuiltInConfig, cast(Grows, growing_models()[name]).smallest()))
+    classes = growing_models() if known is None else known
+    return scale_model(cast(BuiltInConfig, cast(Grows, classes[name]).smallest()))
 
 
 def factors_of(text: str, *, points: int) -> tuple[float, ...]:
@@ -190,8 +350,104 @@ def factors_of(text: str, *, points: int) -> tuple[float, ...]:
     return tuple(round(low * ratio**index, 6) for index in range(points))
 
 
-def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = None) -> list[ScaledModel]:
-    """Train every size that is missing, and fit.
+@dataclass(kw_only=True)
+class _Work:
+    """What all runs of a study share.
+
+    Args:
+        config: of the study.
+        base: the run on its data, without model and training.
+        data: prepared.
+        folder: of all runs.
+        recipes: that were tuned, by model.
+        progress: where it is shown.
+        rates: learning rate of each model, once chosen.
+        tried: rates that were tried, by model.
+    """
+
+    config: ScaleConfig
+    base: RunConfig
+    data: PreparedData
+    folder: Path
+    recipes: Mapping[str, RunConfig]
+    progress: Progress
+    rates: dict[str, float] = field(default_factory=dict)
+    tried: dict[str, tuple[TriedRate, ...]] = field(default_factory=dict)
+
+    @property
+    def judge(self) -> str:
+        """The metric that chooses by validation data."""
+        return self.config.metrics[-1]
+
+    def model(self, name: str, factor: float) -> BuiltInConfig:
+        """Return the settings of a size."""
+        recipe = self.recipes.get(name)
+        start = smallest(name, known=self.config.known) if recipe is None else cast(BuiltInConfig, recipe.model)
+        return grow(start, self.data.inputs, factor=factor)
+
+    def training(self, name: str, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
+        """Return how a model is trained.
+
+        Args:
+            name: of the model.
+            rate: another learning rate than its own.
+            seed: of weights and order.
+        """
+        recipe = self.recipes.get(name)
+        if recipe is not None:
+            settings = recipe.training
+        else:
+            own = self.config.data
+            usual = ScaleSettings()
+            sizes = dataclasses.replace(usual, batch_size=self.config.batch_size or usual.batch_size)
+            settings = scale_training(num_rows=self.data.train.num_rows, settings=sizes)
+            early_stop = dataclasses.replace(settings.early_stop, metric=self.judge)
+            settings = dataclasses.replace(settings, early_stop=early_stop)
+            settings = override(settings, own.training_changes if isinstance(own, OwnData) else {})
+        rate = rate or self.rates.get(name)
+        if rate:
+            settings = dataclasses.replace(settings, learning_rate=rate)
+        loader = dataclasses.replace(settings.loader, seed=seed)
+        return dataclasses.replace(settings, seed=seed, threads=self.config.threads, loader=loader)
+
+    def request(self, name: str, model: BuiltInConfig, training: TrainingConfig, *, folder: str) -> RunRequest:
+        """Return a run that is wanted."""
+        recipe = self.recipes.get(name)
+        tables = self.base.tables if recipe is None else recipe.tables
+        run = dataclasses.replace(self.base, recipe=f"scale_{name}", model=model, training=training, tables=tables)
+        return RunRequest(
+            model=name,
+            variant=0,
+            config=run,
+            folder=self.folder / name / folder,
+            protocol=Protocol.SCALE,
+            metric=self.judge,
+        )
+
+    def finish(self, request: RunRequest, *, read_test: bool) -> tuple[RunRecord, float]:
+        """Train a run, or take it up; return its record and its processor seconds."""
+        begin = time.process_time()
+        record = finish_run(request, data=self.data, read_test=read_test, progress=self.progress)
+        path = request.folder / _CPU
+        if not path.exists():
+            _COST.write(path, {"cpu_s": time.process_time() - begin})
+        return record, float(cast(float, _COST.read(path)["cpu_s"]))
+
+    def is_missing(self, name: str, folder: str) -> bool:
+        """True if a run has not ended."""
+        return not (self.folder / name / folder / _CPU).exists()
+
+
+def _run_folder(factor: float, seed: int) -> str:
+    return f"{factor:g}x_seed{seed}"
+
+
+def _rate_folder(rate: float) -> str:
+    return f"rate{rate:g}_seed{SEARCH_SEED}"
+
+
+def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = None) -> ScaleStudy:
+    """Train every size that is missing, and compare laws.
 
     Args:
         config: what to scale.
@@ -201,49 +457,171 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
     progress = progress or NoProgress()
     if isinstance(config.data, OwnData):
         base = config.data.run
-        changes = config.data.training_changes
     else:
-        base = data_run(config.data, source=config.source, rows=config.rows)
-        changes = {}
+        base = data_run(config.data, source=config.source, rows=config.rows or USUAL_ROWS)
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
     folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}{'-tuned' if config.tuned else ''}"
     recipes = _recipes(config, data=data, folder=folder, progress=progress)
-    training = scale_training(num_rows=data.train.num_rows)
-    loss, *_, judge = config.metrics
-    training = dataclasses.replace(training, early_stop=dataclasses.replace(training.early_stop, metric=judge))
-    training = override(training, changes)
-    scaled = []
+    work = _Work(config=config, base=base, data=data, folder=folder, recipes=recipes, progress=progress)
+    models = {(name, factor): work.model(name, factor) for name in config.models for factor in config.factors}
+    remaining = _say_cost(work, models)
     for name in config.models:
-        points = []
-        for factor in config.factors:
-            recipe = recipes.get(name)
-            model = grow(_smallest_of(name, recipe), data.inputs, factor=factor)
-            runs = []
-            for seed in range(config.seeds):
-                progress.say(f"{name}, {factor:g}x, seed {seed}")
-                settings = training if recipe is None else recipe.training
-                tables = base.tables if recipe is None else recipe.tables
-                loader = dataclasses.replace(settings.loader, seed=seed)
-                settings = dataclasses.replace(settings, seed=seed, threads=config.threads, loader=loader)
-                run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings, tables=tables)
-                request = RunRequest(
-                    model=name,
-                    variant=0,
-                    config=run,
-                    folder=folder / name / f"{factor:g}x_seed{seed}",
-                    protocol=Protocol.SCALE,
-                    metric=judge,
-                )
-                runs.append(finish_run(request, data=data, read_test=True, progress=progress))
-            points.append(ScaledPoint(factor=factor, model=model, runs=tuple(runs)))
-        scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points, metric=loss), metric=loss))
-    return scaled
+        _choose_rate(work, name, model=models[name, config.factors[0]], remaining=remaining)
+    runs: dict[tuple[str, float, int], tuple[RunRecord, float]] = {}
+    total = len(models) * config.seeds
+    for seed, factor, name in itertools.product(range(config.seeds), config.factors, config.models):
+        folder_name = _run_folder(factor, seed)
+        is_missing = work.is_missing(name, folder_name)
+        progress.say(f"{name}, {factor:g}x, seed {seed}")
+        request = work.request(name, models[name, factor], work.training(name, seed=seed), folder=folder_name)
+        record, cpu_s = work.finish(request, read_test=True)
+        runs[name, factor, seed] = record, cpu_s
+        if is_missing:
+            remaining.ended(cpu_s)
+            shown = ", ".join(f"{metric} {record.test[metric]:.5f}" for metric in config.metrics)
+            progress.say(
+                f"{name}, {factor:g}x, seed {seed}: {shown}; {cpu_s:.0f} CPU seconds; {len(runs)} of {total} runs, "
+                f"about {as_time(remaining.seconds)} left"
+            )
+    return _study(work, models, runs)
 
 
-def _smallest_of(name: str, recipe: RunConfig | None) -> BuiltInConfig:
-    """Return the settings that a model grows from: those that were tuned, if any were."""
-    return smallest(name) if recipe is None else cast(BuiltInConfig, recipe.model)
+def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) -> Remaining:
+    """Estimate and say what the missing runs will take, in the order in which they are made."""
+    config = work.config
+    factors = config.factors
+    missing_rates = [
+        (name, factors[0])
+        for name in config.models
+        for rate in config.rates
+        if work.is_missing(name, _rate_folder(rate))
+    ]
+    missing = [
+        (name, factor)
+        for seed, factor, name in itertools.product(range(config.seeds), factors, config.models)
+        if work.is_missing(name, _run_folder(factor, seed))
+    ]
+    if not missing and not missing_rates:
+        return Remaining(estimates=())
+    costs = {
+        name: measure(models[name, factors[0]], models[name, factors[-1]], data=work.data, training=work.training(name))
+        for name in dict.fromkeys(name for name, _ in (*missing_rates, *missing))
+    }
+    steps = {name: -(-work.data.train.num_rows // work.training(name).loader.batch_size) for name in costs}
+    estimates = [
+        costs[name].seconds(forward_flops(models[name, factor], work.data.inputs), steps=steps[name])
+        for name, factor in (*missing_rates, *missing)
+    ]
+    remaining = Remaining(estimates=estimates)
+    work.progress.say(
+        f"{len(missing)} runs of {work.data.train.num_rows:,} rows"
+        + (f" and {len(missing_rates)} to choose learning rates" if missing_rates else "")
+        + f": about {as_time(remaining.seconds)} in all"
+    )
+    return remaining
+
+
+def _choose_rate(work: _Work, name: str, *, model: BuiltInConfig, remaining: Remaining) -> None:
+    """Try all learning rates at the smallest size, by validation data, and keep the best."""
+    tried = []
+    for rate in work.config.rates:
+        folder = _rate_folder(rate)
+        is_missing = work.is_missing(name, folder)
+        request = work.request(name, model, work.training(name, rate=rate, seed=SEARCH_SEED), folder=folder)
+        record, cpu_s = work.finish(request, read_test=False)
+        tried.append(TriedRate(rate=rate, valid=record.valid[work.config.metrics[0]], cpu_s=cpu_s))
+        if is_missing:
+            remaining.ended(cpu_s)
+            work.progress.say(f"{name}, learning rate {rate:g}: validation loss {tried[-1].valid:.5f}")
+    work.tried[name] = tuple(tried)
+    if tried:
+        work.rates[name] = min(tried, key=lambda each: each.valid).rate
+
+
+def _study(
+    work: _Work,
+    models: Mapping[tuple[str, float], BuiltInConfig],
+    runs: Mapping[tuple[str, float, int], tuple[RunRecord, float]],
+) -> ScaleStudy:
+    """Compare laws by the losses of all test rows."""
+    config = work.config
+    losses, best, notes = _losses_of_rows(work, runs)
+    seeds = range(config.seeds)
+    blocks = draw_blocks(len(next(iter(losses.values())).sums), draws=DRAWS, rng=np.random.default_rng(0))
+    scaled = []
+    fitted = []
+    for name in config.models:
+        points = tuple(
+            ScaledPoint(
+                factor=factor,
+                model=models[name, factor],
+                runs=tuple(
+                    ScaledRun(
+                        record=runs[name, factor, seed][0],
+                        losses=losses[name, factor, seed],
+                        cpu_s=runs[name, factor, seed][1],
+                    )
+                    for seed in seeds
+                ),
+            )
+            for factor in config.factors
+        )
+        laws = None
+        if len(points) >= MIN_SIZES:
+            sizes = [[run.losses for run in point.runs] for point in points]
+            # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
+            drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
+            compute = [float(point.flops) for point in points]
+            laws = compare_laws(compute, mean_losses(sizes), drawn)
+            fitted.append((name, compute, mean_losses(sizes), drawn))
+        scaled.append(
+            ScaledModel(
+                name=name,
+                points=points,
+                tried=work.tried.get(name, ()),
+                learning_rate=work.training(name).learning_rate,
+                laws=laws,
+                metric=config.metrics[0],
+            )
+        )
+    return ScaleStudy(
+        config=config,
+        models=tuple(scaled),
+        differences=tuple(exponent_difference(first, second) for first, second in itertools.combinations(fitted, 2)),
+        best_log_loss=None if best is None else best.log_loss,
+        num_train=work.data.train.num_rows,
+        num_test=0 if work.data.test is None else work.data.test.num_rows,
+        notes=tuple(notes),
+    )
+
+
+def _losses_of_rows(
+    work: _Work, runs: Mapping[tuple[str, float, int], tuple[RunRecord, float]]
+) -> tuple[dict[tuple[str, float, int], RunLosses], BestReachable | None, list[str]]:
+    """Return the losses of each run in blocks of rows, what is reachable, and notes.
+
+    Where a loss is not the plain mean over rows (a number to predict, weights, several labels), each run is one block.
+    """
+    folders = {key: work.folder / key[0] / _run_folder(key[1], key[2]) for key in runs}
+    _, labels = scores_of_test(next(iter(folders.values())))
+    best = best_of_test(work.base, labels)
+    metric = work.config.metrics[0]
+    losses = {}
+    for key, folder in folders.items():
+        scores, labels = scores_of_test(folder)
+        of_rows = row_losses(scores, labels, None)
+        reached = runs[key][0].test[metric]
+        if not np.isclose(of_rows.mean(), reached, rtol=1e-3):
+            note = f"bands leave out which rows the test has: {metric} is no plain mean of their log losses"
+            one = np.ones(1)
+            alone = {each: RunLosses(sums=np.array([run.test[metric]]), counts=one) for each, (run, _) in runs.items()}
+            return alone, None, [note]
+        losses[key] = in_blocks(of_rows if best is None else row_losses(scores, labels, best))
+    notes = []
+    if best is None:
+        notes.append("the best reachable loss is not known: laws are of the loss itself, and a floor is part of it")
+    return losses, best, notes
 
 
 def _recipes(config: ScaleConfig, *, data: PreparedData, folder: Path, progress: Progress) -> Mapping[str, RunConfig]:
@@ -254,7 +632,7 @@ def _recipes(config: ScaleConfig, *, data: PreparedData, folder: Path, progress:
     """
     if not config.tuned:
         return {}
-    tuned = read_tuned(config.tuned, models=config.models)
+    tuned = read_tuned(config.tuned, models=config.models, own=config.own)
     if tuned.protocol is not Protocol.SCALE:
         raise ConfigError(
             expected="recipes that were tuned by one pass over the data: protocol scale",
@@ -271,8 +649,3 @@ def _recipes(config: ScaleConfig, *, data: PreparedData, folder: Path, progress:
     if said:
         progress.say(f"note: {said}")
     return tuned.recipes
-
-
-def _fit(points: list[ScaledPoint], *, metric: str) -> FittedLaw:
-    compute = [point.flops / points[0].flops for point in points]
-    return fit_with_band(compute, [[run.test[metric] for run in point.runs] for point in points])

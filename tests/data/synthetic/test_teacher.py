@@ -1,6 +1,7 @@
 """The teacher's rows do not depend on chunks, its distributions are as stated, and its best metrics are right."""
 
 import functools
+from itertools import combinations
 
 import numpy as np
 import polars as pl
@@ -13,8 +14,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.synthetic.best_metrics import best_metrics
+from ziggurat.data.synthetic.drift import DriftConfig
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, id_probabilities
-from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher, criteo_shaped, learnable
+from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher, criteo_shaped, learnable, six_orders
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Encoding, MultiHot, column_of
 
@@ -288,3 +290,64 @@ def test_files_are_sealed_so_that_a_changed_footer_is_found(tmp_path):
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match="the footer or the seal differs"):
         list(RawSource([path]).frames())
+
+
+# ---------------------------------------------------------------------------------------------------------- six orders
+
+
+def test_each_order_carries_its_share_of_the_logit():
+    """Project the logit on the products themselves, which are made here from the ids by the definition."""
+    config = six_orders()
+    teacher = SyntheticTeacher(config)
+    maker = teacher.maker
+    rows = 60_000
+    frame = teacher.frame(rows)
+    ids = [frame[name].to_numpy() for name in maker.names]
+    p = teacher.probabilities(rows)[0]
+    logit = np.log(p) - np.log1p(-p)
+    hidden = [table[place, 1].astype(np.float64) for table, place in zip(maker.still.tables, ids, strict=True)]
+    shares = []
+    left = logit - logit.mean()
+    variance = left.var()
+    for order in range(2, 7):
+        products = [np.prod([hidden[i] for i in members], axis=0) for members in combinations(range(8), order)]
+        design = np.stack(products, axis=1)
+        weights, *_ = np.linalg.lstsq(design, left, rcond=None)
+        shares.append((design @ weights).var() / variance)
+        assert np.std(weights / weights.std()) > 0.5  # each product has a weight of its own
+    # By 60,000 rows, and by those that calibrate; fitting 70 weights takes a thousandth more.
+    np.testing.assert_allclose(shares, [0.30, 0.20, 0.15, 0.10, 0.05], atol=0.015)
+    assert np.sqrt(variance) == pytest.approx(2.5, rel=0.03)
+
+
+def test_what_is_left_of_six_orders_is_of_single_features():
+    config = six_orders()
+    teacher = SyntheticTeacher(config)
+    rows = 60_000
+    frame = teacher.frame(rows)
+    p = teacher.probabilities(rows)[0]
+    logit = np.log(p) - np.log1p(-p)
+    single = sum(
+        np.array([logit[ids == i].mean() for i in range(ids.max() + 1)])[ids] - logit.mean()
+        for ids in (frame[name].to_numpy() for name in teacher.maker.names)
+    )
+    assert single.var() / logit.var() == pytest.approx(0.15, abs=0.015)
+
+
+def test_rows_of_six_orders_are_made_in_blocks_that_owe_each_other_nothing():
+    whole = SyntheticTeacher(six_orders()).frame(2 * BLOCK_ROWS)
+    alone = SyntheticTeacher(six_orders()).frame(range(BLOCK_ROWS + 5, BLOCK_ROWS + 500))
+    assert_frame_equal(alone, whole.slice(BLOCK_ROWS + 5, 495))
+
+
+def test_vectors_that_move_must_be_normal():
+    with pytest.raises(ConfigError, match="even_vectors"):
+        DriftConfig(teacher=six_orders())
+
+
+def test_teachers_of_three_orders_are_what_they_were():
+    """Rows of studies that were made before there were more orders."""
+    block = SyntheticTeacher(SyntheticConfig()).maker.block(3)
+    assert block.probabilities[0, :3] == pytest.approx(
+        [0.24509254585584725, 0.14532490775158893, 0.5936354284322567], rel=1e-12
+    )

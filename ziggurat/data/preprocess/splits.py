@@ -195,7 +195,7 @@ class Splitter:
         """
         by = self.config.by
         if by is SplitBy.RANDOM:
-            return self._assign_random(chunk.global_rows)
+            return self.assign_random(chunk.global_rows)
         if by is SplitBy.TIME_ORDER:
             keys = chunk.global_rows
         elif by is SplitBy.TIME:
@@ -208,7 +208,8 @@ class Splitter:
         # NaN compares as False, and would be training.
         return np.where(np.isnan(keys), -1, codes).astype(np.int8)
 
-    def _assign_random(self, rows: np.ndarray) -> np.ndarray:
+    def assign_random(self, rows: np.ndarray) -> np.ndarray:
+        """Assign rows by their numbers in all files together: the split of each by RANDOM, as `assign` says it."""
         # By the number of the row alone: whoever reads the row, in whatever order, assigns it alike.
         hashes = splitmix64(np.ascontiguousarray(rows).view(np.uint64) + np.uint64(derive_seed(self.config.seed, 2)))
         shares = hashes / 2.0**64

@@ -120,6 +120,12 @@ class DriftConfig:
         if (self.season_logit or self.season_angle) and not self.season_windows:
             found = f"season_logit {self.season_logit:g}, season_angle {self.season_angle:g}, season_windows 0"
             raise _refused("a period of the seasons", found, "season_windows = 7")
+        if self.teacher.even_vectors:
+            raise _refused(
+                "a teacher of normal vectors: mixtures of even ones, as they move, are not even",
+                "teacher.even_vectors",
+                "even_vectors = False",
+            )
         if self.covariate_rate and not self.teacher.num_dense:
             raise _refused("numbers whose means can move", "teacher.num_dense 0", "covariate_rate = 0")
         self.begin_s  # noqa: B018, it is refused where it is no date

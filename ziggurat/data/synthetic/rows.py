@@ -10,6 +10,8 @@ Cost on one core: 0.5 µs a row for 12 features, 2.3 µs for 39.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +46,11 @@ class SyntheticConfig:
         first_order_share: that of F.
         second_order_share: that of S.
         third_order_share: that of T.
+        higher_order_shares: those of orders four, five, …, like T over ever more features of a group.
+        even_vectors: hidden vectors are drawn evenly from −√3 … √3 in place of normal; products of six normal numbers
+            are near zero in most rows and huge in a few.
+        weighted_products: every pair, triple … of features has a weight of its own, normal, drawn by the seed. Without
+            them an order is one symmetric polynomial, which a small network computes as well as a large one.
         logit_sd: standard deviation of the logit: how much can be known at all.
         click_rate: mean of p*.
         conversion_rate: mean of P(conversion | row) / p*, for the second label `conversion`; 0: no second label.
@@ -67,6 +74,9 @@ class SyntheticConfig:
     first_order_share: float = 0.3
     second_order_share: float = 0.4
     third_order_share: float = 0.1
+    higher_order_shares: tuple[float, ...] = ()
+    even_vectors: bool = False
+    weighted_products: bool = False
     logit_sd: float = 1.8
     click_rate: float = 0.25
     conversion_rate: float = 0.0
@@ -103,9 +113,10 @@ class SyntheticConfig:
             raise ConfigError(expected=expected, found=found, where="SyntheticConfig", ways_out="correct the number")
 
     @property
-    def shares(self) -> tuple[float, float, float, float]:
-        """The shares of the dense, first, second and third order parts, as given."""
-        return (self.dense_share, self.first_order_share, self.second_order_share, self.third_order_share)
+    def shares(self) -> tuple[float, ...]:
+        """The shares of the dense, first, second, third and higher order parts, as given."""
+        lower = (self.dense_share, self.first_order_share, self.second_order_share, self.third_order_share)
+        return (*lower, *self.higher_order_shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +166,10 @@ class BlockMaker:
         self.names = [f"C{number}" for number in range(1, len(config.cardinalities) + 1)]
         self.names += [f"L{number}" for number in range(1, len(config.list_cardinalities) + 1)]
         self.cardinalities = counts = (*config.cardinalities, *config.list_cardinalities)
+        self._num_parts = len(config.shares)
         self.columns = 1 + config.hidden_dim + len(self.labels) - 1  # w, h, and w of the second label
-        tables = tuple(centred(rng, count, self.columns, config.zipf_exponent) for count in counts)
+        even = range(1, 1 + config.hidden_dim) if config.even_vectors else ()
+        tables = tuple(centred(rng, count, self.columns, config.zipf_exponent, even=even) for count in counts)
         no_means = np.zeros(config.num_dense, dtype=np.float32)
         self.still = Moment(tables=tables, ids=(None,) * len(counts), dense_means=no_means)
         cut = np.array_split(rng.permutation(len(counts)), config.num_groups)
@@ -172,12 +185,12 @@ class BlockMaker:
         moment = moment or self.still
         columns, parts, rng = self._draw(number, moment)
         bias = self._bias + moment.bias_shift
-        logit = bias + parts[:4].T.astype(np.float64) @ self._factors
+        logit = bias + parts[: self._num_parts].T.astype(np.float64) @ self._factors
         probabilities = [_sigmoid(logit)]
         uniform = rng.random((len(self.labels), BLOCK_ROWS))
         if len(self.labels) == 2:
             standard = (logit - bias) / self.config.logit_sd
-            second = self._second[0] + self._second[1] * (0.6 * standard + 0.8 * parts[4] / self._second[2])
+            second = self._second[0] + self._second[1] * (0.6 * standard + 0.8 * parts[-1] / self._second[2])
             probabilities.append(probabilities[0] * _sigmoid(second))
         labels = uniform[:1] < probabilities[0]
         if len(self.labels) == 2:
@@ -186,11 +199,11 @@ class BlockMaker:
         return RowBlock(number, columns, labels.astype(np.int8), np.stack(probabilities))
 
     def _draw(self, number: int, moment: Moment) -> tuple[dict[str, pa.Array | NDArray], _Floats, np.random.Generator]:
-        """The columns of a block, its parts D, F, S, T (and F of the second label), and the generator for labels."""
+        """The columns of a block, its parts D, F, S, T … (and F of the second label), the generator for labels."""
         config = self.config
         rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence((config.seed, number))))
         columns: dict[str, pa.Array | NDArray] = {}
-        parts = np.zeros((3 + len(self.labels), BLOCK_ROWS), dtype=np.float32)
+        parts = np.zeros((self._num_parts + len(self.labels) - 1, BLOCK_ROWS), dtype=np.float32)
         for index in range(config.num_dense):
             columns[f"I{index + 1}"], contribution = self._draw_dense(rng, index, mean_shift=moment.dense_means[index])
             parts[0] += contribution
@@ -206,12 +219,21 @@ class BlockMaker:
         for vector in vectors:
             parts[1] += vector[:, 0]
             if len(self.labels) == 2:
-                parts[4] += vector[:, -1]
-        for members in self.groups:
-            pairs, triples = _symmetric([vectors[index][:, 1 : 1 + config.hidden_dim] for index in members])
-            parts[2] += pairs
-            parts[3] += triples
+                parts[-1] += vector[:, -1]
+        for group, members in enumerate(self.groups):
+            hidden = [vectors[index][:, 1 : 1 + config.hidden_dim] for index in members]
+            for order, products in enumerate(self._products(hidden, group=group), start=2):
+                parts[order] += products
         return columns, parts, rng
+
+    def _products(self, hidden: list[_Floats], *, group: int) -> list[_Floats]:
+        """Return the sums of a group's pairs, triples …: (rows,) for each order."""
+        highest = self._num_parts - 1
+        if not self.config.weighted_products:
+            return _symmetric(hidden, highest=highest)
+        # Drawn anew for each block, and by the group alone: it has the same weights in all of them.
+        rng = np.random.default_rng((self.config.seed, 0x9E37, group))
+        return _weighted(hidden, highest=highest, rng=rng)
 
     def _draw_dense(self, rng: np.random.Generator, index: int, *, mean_shift: np.float32) -> tuple[_Floats, _Floats]:
         normal = rng.standard_normal(BLOCK_ROWS, dtype=np.float32) + mean_shift
@@ -246,17 +268,18 @@ class BlockMaker:
         draws = [self._draw(_CALIBRATION_STREAM + number, self.still)[1] for number in range(_CALIBRATION_BLOCKS)]
         parts = np.concatenate(draws, axis=1).astype(np.float64)
         sds = parts.std(axis=1)
-        shares = np.where(sds[:4] > 1e-9, config.shares, 0.0)  # a part that does not exist has no share
-        scale = np.sqrt(shares / max(shares.sum(), 1e-300)) / np.maximum(sds[:4], 1e-9)
-        logit = parts[:4].T @ scale
+        main = parts[: self._num_parts]
+        shares = np.where(sds[: self._num_parts] > 1e-9, config.shares, 0.0)  # a part that does not exist has no share
+        scale = np.sqrt(shares / max(shares.sum(), 1e-300)) / np.maximum(sds[: self._num_parts], 1e-9)
+        logit = main.T @ scale
         self._factors = scale * (config.logit_sd / max(logit.std(), 1e-9))
-        logit = parts[:4].T @ self._factors
+        logit = main.T @ self._factors
         self._bias = _solve_bias(logit, config.click_rate)
         if len(self.labels) == 2:
             # 0.6² + 0.8² = 1: parts of variance 1 that are independent give a sum of variance 1.
-            second = 0.6 * logit / config.logit_sd + 0.8 * parts[4] / sds[4]
+            second = 0.6 * logit / config.logit_sd + 0.8 * parts[-1] / sds[-1]
             weight = _sigmoid(self._bias + logit)
-            self._second = (_solve_bias(second, config.conversion_rate, weight=weight), 1.0, float(sds[4]))
+            self._second = (_solve_bias(second, config.conversion_rate, weight=weight), 1.0, float(sds[-1]))
 
 
 # ------------------------------------------------------------------------------------------------------------ formulas
@@ -282,23 +305,56 @@ def id_probabilities(cardinality: int, exponent: float) -> NDArray[np.float64]:
     return np.diff(distribution) / distribution[-1]
 
 
-def centred(rng: np.random.Generator, cardinality: int, columns: int, exponent: float) -> _Floats:
-    """Return (cardinality, columns) normal numbers with mean 0 under the distribution of the ids."""
+def centred(
+    rng: np.random.Generator, cardinality: int, columns: int, exponent: float, *, even: Sequence[int] = ()
+) -> _Floats:
+    """Return (cardinality, columns) numbers with mean 0 under the distribution of the ids.
+
+    Args:
+        rng: draws them.
+        cardinality: number of ids.
+        columns: numbers of each.
+        exponent: how uneven the ids are.
+        even: columns drawn from −√3 … √3; all others are normal.
+    """
     table = rng.standard_normal((cardinality, columns), dtype=np.float32)
+    for column in even:
+        table[:, column] = rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), cardinality)
     return table - (id_probabilities(cardinality, exponent) @ table).astype(np.float32)
 
 
-def _symmetric(vectors: list[_Floats]) -> tuple[_Floats, _Floats]:
-    """Σ over pairs and Σ over triples of elementwise products, summed over the hidden axis: two (rows,) arrays."""
-    first = np.zeros_like(vectors[0])
-    pairs = first.copy()
-    triples = first.copy()
+def _symmetric(vectors: list[_Floats], *, highest: int) -> list[_Floats]:
+    """Sum the elementwise products of all pairs, triples … of vectors, up to `highest` factors: (rows,) for each order.
+
+    These are the elementary symmetric polynomials e_2 … e_highest, summed over the hidden axis. Orders beyond the
+    number of vectors are zero.
+    """
+    sums = [np.zeros_like(vectors[0]) for _ in range(highest)]
     for vector in vectors:
         # The highest order first: each sum must still be that of the vectors before.
-        triples += pairs * vector
-        pairs += first * vector
-        first += vector
-    return pairs.sum(axis=1), triples.sum(axis=1)
+        for order in range(highest - 1, 0, -1):
+            sums[order] += sums[order - 1] * vector
+        sums[0] += vector
+    return [each.sum(axis=1) for each in sums[1:]]
+
+
+def _weighted(vectors: list[_Floats], *, highest: int, rng: np.random.Generator) -> list[_Floats]:
+    """Sum the elementwise products of all pairs, triples … of vectors with normal weights: (rows,) for each order.
+
+    Every product is made of one that is a factor shorter: C(n, 2) + … + C(n, highest) multiplications in all.
+    """
+    shorter = {(index,): vector for index, vector in enumerate(vectors)}
+    sums = []
+    for order in range(2, highest + 1):
+        total = np.zeros_like(vectors[0])
+        longer = {}
+        for members in itertools.combinations(range(len(vectors)), order):
+            product = shorter[members[:-1]] * vectors[members[-1]]
+            total += np.float32(rng.standard_normal()) * product
+            longer[members] = product
+        shorter = longer
+        sums.append(total.sum(axis=1))
+    return sums
 
 
 def _solve_bias(logit: NDArray[np.float64], rate: float, *, weight: NDArray[np.float64] | None = None) -> float:

@@ -7,18 +7,21 @@ lacks is the model's. The features are cut into *groups*: only features of one g
     z_d      dense feature d, standard normal; the file has x_d = exp(m_d + s_d·z_d), like a count
     i_f      id of categorical feature f, drawn with P(i) ≈ (i+1)^−exponent on 0 … cardinality−1 (id 0 most frequent)
     w_f, h_f a weight and a hidden vector (hidden_dim) for each id, normal, centred under that distribution
+             (even_vectors: h evenly from −√3 … √3)
 
     D = Σ_d a_d·z_d + b_d·(z_d² − 1)/√2                        each number for itself
     F = Σ_f w_f[i_f]                                           first order: each id for itself
     S = Σ_groups Σ_{f<g} ⟨h_f, h_g⟩                            second order: every pair of a group
     T = Σ_groups Σ_{f<g<l} Σ_k h_fk·h_gk·h_lk                  third order: every triple of a group
+    …                                                          fourth, fifth …: higher_order_shares, alike
+    weighted_products: each product of S, T … times a weight of its own, normal
 
     logit p* = bias + logit_sd · Σ_parts √share · part / sd(part)
 
 The parts are uncorrelated, since the vectors are centred, so the shares are shares of the logit's variance. The sds and
 the bias (for the chosen click rate) come from 131,072 rows of a separate stream. S is what a pairwise dot product sees,
 T what a second cross layer adds. Sums over pairs and triples are elementary symmetric polynomials, built feature by
-feature: e3 += e2∘h, e2 += e1∘h, e1 += h; cost O(features · hidden_dim) a row.
+feature: e3 += e2∘h, e2 += e1∘h, e1 += h; cost O(orders · features · hidden_dim) a row.
 
 List features draw Poisson many ids; the mean of their vectors takes part like one id's. With a second label,
 P(conversion) = p*·σ(logit₂): a conversion needs a click.
@@ -48,7 +51,7 @@ from ziggurat.features.schema import Categorical, Dense, Encoding, Feature, Labe
 from ziggurat.files import replacing
 from ziggurat.files.parquet import ParquetFile
 
-__all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable"]
+__all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable", "six_orders"]
 
 
 def learnable(*, seed: int = 0) -> SyntheticConfig:
@@ -67,6 +70,38 @@ def learnable(*, seed: int = 0) -> SyntheticConfig:
         num_groups=2,
         hidden_dim=2,
         third_order_share=0.0,
+        seed=seed,
+    )
+
+
+def six_orders(*, seed: int = 0) -> SyntheticConfig:
+    """Interactions of two to six features, so that larger models find more: 2 dense and 8 categorical features, 54 ids.
+
+    Of the logit's variance (sd 2.5) each order carries
+
+        numbers 5 %, single ids 15 %, pairs 30 %, triples 20 %, fours 15 %, fives 10 %, sixes 5 %
+
+    All features are of one group and have one hidden number for each id, which takes part in all orders: pairs teach
+    the numbers, and what is learned there helps with the orders above. With numbers of their own for each order,
+    products of six would have no gradient to begin with, and no model would learn them in one pass. Each of the 238
+    products has a weight of its own, which a model has to have room for: where all counted alike, the smallest Wukong
+    was within 0.011 nats of the best after 276,000 rows, and 64 times its compute within 0.008. There are 1.8 million
+    combinations of ids, evenly drawn.
+    """
+    return SyntheticConfig(
+        num_dense=2,
+        cardinalities=(4, 5, 5, 6, 6, 7, 8, 9),
+        zipf_exponent=0.0,
+        num_groups=1,
+        hidden_dim=1,
+        even_vectors=True,
+        weighted_products=True,
+        dense_share=0.05,
+        first_order_share=0.15,
+        second_order_share=0.30,
+        third_order_share=0.20,
+        higher_order_shares=(0.15, 0.10, 0.05),
+        logit_sd=2.5,
         seed=seed,
     )
 
