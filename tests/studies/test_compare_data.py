@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.synthetic.teacher import six_orders
 from ziggurat.studies import compare_data
 from ziggurat.studies.compare_data import ComparedData, data_run, ratings_without_three
 
@@ -34,3 +35,5 @@ def test_splits_are_what_the_names_say() -> None:
     assert data_run(ComparedData.FRAPPE).data.split.by is SplitBy.FILES
     assert data_run(ComparedData.MOVIELENS).data.split.by is SplitBy.TIME
     assert data_run(ComparedData.SYNTHETIC, rows=50).dataset.rows == 50
+    assert data_run(ComparedData.SYNTHETIC_10M).dataset.rows == 10_000_000
+    assert data_run(ComparedData.SYNTHETIC_300K).teacher == six_orders()

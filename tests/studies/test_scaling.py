@@ -25,7 +25,6 @@ from ziggurat.models import (
     WukongConfig,
     build_model,
 )
-from ziggurat.models.build import kind_of
 from ziggurat.models.contract.growth import Grows
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.dcn_v2 import MAX_CROSS_LAYERS
@@ -141,8 +140,11 @@ def test_growth_has_limits() -> None:
         grow(LogisticRegressionConfig(), INPUTS, factor=2.0)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnGrowing(NarrowConfig):
     """A model from outside that says where it starts."""
+
+    kind: str = "own_growing"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
     def smallest(cls) -> OwnGrowing:
@@ -203,12 +205,29 @@ def test_a_study_goes_on_and_knows_what_is_reachable(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_model_from_outside_is_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_from_outside_is_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cache_with_kernels(tmp_path / "cache", monkeypatch)
-    name = kind_of(OwnGrowing)
-    study = _study(tmp_path, [], models=(name,), own=(OwnGrowing,), factors=(1.0, 2.0, 4.0), rates=())
-    assert study.models[0].name == name
-    assert "5 or more" in study.models[0].says
+    given = ["scale", "dnn", "--model", f"{__name__}:OwnGrowing", "--rows", "2000", "--batch-size", "256"]
+    given += ["--compute", "1x..4x", "--points", "5", "--rates", "2e-3,4e-3", "--out", str(tmp_path)]
+    assert main([*given, "--json", str(tmp_path / "own.json")]) == 0
+    assert "own_growing" in capsys.readouterr().out
+    data = json.loads((tmp_path / "own.json").read_text())
+    assert [model["name"] for model in data["models"]] == ["dnn", "own_growing"]
+    assert [each["rate"] for each in data["models"][1]["rates_tried"]] == [2e-3, 4e-3]
+    assert data["differences"][0]["second"] == "own_growing"
+
+
+def test_flags_that_say_nothing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale", "dnn", "--data", "synthetic-1m", "--rows", "5000"]) == 2
+    assert "leave --rows out" in capsys.readouterr().err
+    assert main(["compare", "synthetic-300k", "--models", "dnn", "--rows", "5000"]) == 2
+    assert "leave --rows out" in capsys.readouterr().err
+    assert main(["tune", "synthetic-300k", "--models", "dnn", "--rows", "5000", "--show-space"]) == 2
+    assert "leave --rows out" in capsys.readouterr().err
+    assert main(["scale", "dnn", "--rates", "fast"]) == 2
+    assert "--rates 1e-3,2e-3,4e-3" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def in_blocks(losses: _Floats, *, num_blocks: int = NUM_BLOCKS) -> RunLosses:
         num_blocks: number of blocks.
     """
     block = (splitmix64(np.arange(losses.size, dtype=np.uint64)) % np.uint64(num_blocks)).astype(np.int64)
-    sums = np.bincount(block, weights=losses, minlength=num_blocks)
+    sums = np.bincount(block, weights=losses, minlength=num_blocks).astype(np.float64)
     return RunLosses(sums=sums, counts=np.bincount(block, minlength=num_blocks).astype(np.float64))
 
 

@@ -547,6 +547,7 @@ def _study(
     """Compare laws by the losses of all test rows."""
     config = work.config
     losses, best, notes = _losses_of_rows(work, runs)
+    notes += _rates_at_an_end(work)
     seeds = range(config.seeds)
     blocks = draw_blocks(len(next(iter(losses.values())).sums), draws=DRAWS, rng=np.random.default_rng(0))
     scaled = []
@@ -594,6 +595,16 @@ def _study(
         num_test=0 if work.data.test is None else work.data.test.num_rows,
         notes=tuple(notes),
     )
+
+
+def _rates_at_an_end(work: _Work) -> list[str]:
+    """Say which models have the smallest or the largest of the rates that they tried: others may be better."""
+    rates = sorted(work.config.rates)
+    at = {name: rate for name, rate in work.rates.items() if len(rates) > 1 and rate in (rates[0], rates[-1])}
+    return [
+        f"the learning rate of {name}, {rate:g}, is at an end of those tried: a better one may lie beyond"
+        for name, rate in at.items()
+    ]
 
 
 def _losses_of_rows(

@@ -343,11 +343,11 @@ def _weighted(vectors: list[_Floats], *, highest: int, rng: np.random.Generator)
 
     Every product is made of one that is a factor shorter: C(n, 2) + … + C(n, highest) multiplications in all.
     """
-    shorter = {(index,): vector for index, vector in enumerate(vectors)}
+    shorter: dict[tuple[int, ...], _Floats] = {(index,): vector for index, vector in enumerate(vectors)}
     sums = []
     for order in range(2, highest + 1):
         total = np.zeros_like(vectors[0])
-        longer = {}
+        longer: dict[tuple[int, ...], _Floats] = {}
         for members in itertools.combinations(range(len(vectors)), order):
             product = shorter[members[:-1]] * vectors[members[-1]]
             total += np.float32(rng.standard_normal()) * product
