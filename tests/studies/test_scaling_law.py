@@ -120,6 +120,8 @@ def test_sizes_off_the_law_widen_its_band() -> None:
     zigzag = _laws(0.02 * X**-0.3 * np.array([1.0, 1.2, 1.0, 1.2, 1.0, 1.2]), noise=0.01)
     assert smooth.off_by < 2.0
     assert zigzag.off_by > 5.0
+    assert smooth.is_described
+    assert "none of the laws" in zigzag.says
     assert zigzag.exponent.half_width > 3 * smooth.exponent.half_width
 
 

@@ -24,7 +24,8 @@ draws in which a law predicts best, and a band of 90 % of everything fitted.
 
 Where sizes lie off the fitted law by more than their scatter explains, by a factor f (Birge's ratio, χ² of a degree of
 freedom, if above 1), bands are f times as wide: whole numbers of layers, and laws that hold about, make more of a point
-than seeds and rows do.
+than seeds and rows do. Where f is above 3 for all three, *none of the laws describes the sizes*: a curve may fall off a
+cliff and be level behind it, as that of a model whose first layers each reach another order of products.
 
 **Two models.** Draws share their test rows, so exponents are subtracted draw by draw: 90 % of the differences are the
 band, and p is twice the smaller share of draws on one side of 0. The exponents compared are those of the power law, the
@@ -47,6 +48,7 @@ from ziggurat.errors import DataError
 
 MIN_SIZES = 5  # a saturating law has three numbers, and one size is left out
 SURE = 0.9
+FAR_OFF = 3.0  # standard errors
 _EXPONENTS = np.geomspace(0.02, 4.0, 160)
 _GRID_POINTS = 60
 
@@ -122,6 +124,7 @@ class FittedLaws:
         scale: b of the power law, at the smallest size.
         saturating_scale: b of the saturating law.
         off_by: how far sizes lie off the supported law, in standard errors; above 1, bands are that much wider.
+        is_described: False if sizes lie more than 3 standard errors off every law.
         grid: compute over the smallest, at which the curve stands.
         curve: of the simplest law supported.
         low: lower end of its band.
@@ -136,6 +139,7 @@ class FittedLaws:
     scale: float
     saturating_scale: float
     off_by: float
+    is_described: bool
     grid: tuple[float, ...]
     curve: tuple[float, ...]
     low: tuple[float, ...]
@@ -144,6 +148,8 @@ class FittedLaws:
     @property
     def says(self) -> str:
         """The finding, in words."""
+        if not self.is_described:
+            return f"none of the laws describes the sizes, which lie {self.off_by:.1f} standard errors off"
         if self.supported == (Law.NO_GAIN,):
             return "no gain from compute is shown"
         if len(self.supported) == 1:
@@ -284,6 +290,7 @@ def compare_laws(compute: Sequence[float], means: _Floats, draws: _Floats) -> Fi
         scale=float(fitted[Law.POWER].scale[0]),
         saturating_scale=float(fitted[Law.SATURATING].scale[0]),
         off_by=off_by[shown],
+        is_described=min(off_by.values()) <= FAR_OFF,
         grid=tuple(grid.tolist()),
         curve=tuple(np.exp(curve).tolist()),
         low=tuple(np.exp(curve + low).tolist()),

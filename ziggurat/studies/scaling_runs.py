@@ -286,7 +286,7 @@ class ScaledModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleStudy:
-    """A finished study.
+    """Holds all sizes of all models of a study, and how their exponents differ.
 
     Args:
         config: what was scaled.
