@@ -57,6 +57,11 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         f"--points {options.points} --seeds {options.seeds}{_given(options)}",
     )
     report.tables.append(markdown(study))
+    report.figures += [
+        {"name": f"{model.name}, {point.factor:.3g}x", "flops": point.flops, "above_best": point.above_best}
+        for model in study.models
+        for point in model.points
+    ]
     report.extra["scaling"] = study.to_json()
     report.plots.append((f"{name}.png", lambda path: plot(study).savefig(path, dpi=130)))
     return report

@@ -116,7 +116,7 @@ def _law_text(model: ScaledModel) -> str:
             f"{laws.floor.value:.4g} + {laws.saturating_scale:.4g} · x^(−{laws.saturating_exponent.value:.3f})"
         ),
     }
-    return " or ".join(texts[law] for law in laws.supported)
+    return " or ".join(texts[law] for law in laws.supported) if laws.is_described else ""
 
 
 def _interval(interval: Interval, *, digits: int = 3) -> str:
@@ -223,9 +223,9 @@ def plot(study: ScaleStudy) -> Figure:
             losses = [run.losses.mean for run in point.runs]
             axes.plot([point.flops] * len(losses), losses, "o", color=color, markersize=4)
         laws = model.laws
-        if laws is None:
+        if laws is None or not laws.is_described:
             means = [point.above_best for point in model.points]
-            axes.plot([point.flops for point in model.points], means, ":", color=color, label=model.name)
+            axes.plot([point.flops for point in model.points], means, ":", color=color, label=f"{model.name}: no law")
             continue
         grid = [smallest * x for x in laws.grid]
         axes.plot(grid, laws.curve, color=color, label=f"{model.name}: {model.says}")
