@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -35,6 +36,12 @@ def fail_on_one(rank: int) -> None:
 def not_loaded(rank: int) -> list[str]:
     del rank
     return [name for name in ranks._PRELOAD if name not in sys.modules and importlib.util.find_spec(name)]
+
+
+def objects_to_collect(rank: int) -> tuple[int, int]:
+    """Objects that a full garbage collection looks at, and those that it leaves alone."""
+    del rank
+    return len(gc.get_objects()), gc.get_freeze_count()
 
 
 def exit_on_one(rank: int, code: int) -> None:
@@ -155,3 +162,11 @@ def test_a_kernel_that_is_compiled_has_its_own_time(tmp_path: Path) -> None:
 def test_the_time_of_ranks_begins_anew_after_a_build(tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="did not return in time"):
         run_ranks(build_and_hang, 1, str(tmp_path), timeout_s=1.0)
+
+
+def test_a_rank_collects_no_garbage_among_what_the_fork_server_loaded() -> None:
+    """The memory of a module is shared until a collection writes to it, in every rank anew."""
+    assert gc.isenabled()
+    for collected, frozen in run_ranks(objects_to_collect, 2):
+        assert frozen > 100_000
+        assert collected < frozen / 10

@@ -56,7 +56,7 @@ _PRELOAD = [
     "ziggurat.runs.execute",
     __name__,
 ]
-
+_FREEZE = "ziggurat.testing.frozen_imports"  # loaded last, behind everything that is worth freezing
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def preload(*also: str) -> None:
         also: modules beside those that most ranks need; one that is not installed is left out.
     """
     _PRELOAD.extend(name for name in also if name not in _PRELOAD)
-    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    mp.get_context("forkserver").set_forkserver_preload([*_PRELOAD, _FREEZE])
 
 
 def run_ranks(function: Callable[..., T], world_size: int, *arguments: object, timeout_s: float = 60.0) -> list[T]:
