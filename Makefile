@@ -66,7 +66,7 @@ demo-sequences: $(VENV)/.runtime-$(ACCELERATOR)
 
 # Files of tests are shared among processes of one thread each (at most 8: ranks and training take memory); then those that
 # stop, kill and outwait processes, one after the other.
-ALONE := tests/attacks tests/end_to_end/test_killed_ranks.py tests/end_to_end/test_stopped_ranks.py
+ALONE := tests/attacks/test_ranks_attack.py tests/end_to_end/test_killed_ranks.py tests/end_to_end/test_stopped_ranks.py
 TEST_PROCESSES ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 1); echo $$((n < 8 ? n : 8)))
 
 # Modules are compiled once, not by every process of the tests.
