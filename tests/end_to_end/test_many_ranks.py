@@ -48,16 +48,25 @@ def place(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def command(rank: int, folder: str, cache: str, arguments: list[str]) -> int:
+def command(rank: int, folder: str, cache: str, commands: list[list[str]]) -> list[int]:
     """Runs on every rank."""
     del rank
     os.chdir(folder)
     os.environ["ZIGGURAT_CACHE"] = cache
-    return main(arguments)
+    return [main(arguments) for arguments in commands]
 
 
 def run(world_size: int, place: Path, *arguments: str) -> list[int]:
-    return run_ranks(command, world_size, str(place), os.environ["ZIGGURAT_CACHE"], list(arguments), timeout_s=240.0)
+    """Run a command line on ranks; return the status of each."""
+    (statuses,) = run_in_turn(world_size, place, list(arguments))
+    return statuses
+
+
+def run_in_turn(world_size: int, place: Path, *commands: list[str]) -> list[list[int]]:
+    """Run command lines one after the other in one start of ranks; return the statuses of each of them."""
+    cache = os.environ["ZIGGURAT_CACHE"]
+    by_rank = run_ranks(command, world_size, str(place), cache, list(commands), timeout_s=240.0)
+    return [list(statuses) for statuses in zip(*by_rank, strict=True)]
 
 
 def test_the_whole_story(place: Path) -> None:
@@ -86,7 +95,8 @@ def test_the_whole_story(place: Path) -> None:
     evaluate = ["evaluate", "runs/two", "events.parquet"]
     evaluate += ["--slices", "item,timestamp", "--slice-min-rows", "40", "--json"]
     assert main([*evaluate, "alone.json"]) == 0
-    assert run(2, place, *evaluate, "together.json") == [0, 0]
+    go_on = ["train", "runs/two", "--resume", "--training.epochs", "3", "--wire", "bf16"]
+    assert run_in_turn(2, place, [*evaluate, "together.json"], go_on) == [[0, 0], [0, 0]]
     one, two = (json.loads((place / f"{name}.json").read_text()) for name in ("alone", "together"))
     assert one["num_rows"] == two["num_rows"] == 3000
     assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
@@ -96,8 +106,6 @@ def test_the_whole_story(place: Path) -> None:
         assert right["metrics"] == pytest.approx(left["metrics"], abs=1e-5, nan_ok=True)
     assert ziggurat.Plan.load(folder / "plan.json") == plan
     assert load_run("runs/two").config.parallel.tower_size == 1
-
-    assert run(2, place, "train", "runs/two", "--resume", "--training.epochs", "3", "--wire", "bf16") == [0, 0]
     assert main(["verify", "runs/two"]) == 0
     assert load_run("runs/two").config.training.epochs == 3
     assert main(["train", "runs/two", "--resume", "--training.epochs", "4"]) == 0  # on one device
@@ -129,8 +137,11 @@ def test_an_order_of_ranks_lays_towers_on_the_hosts_that_it_found(
     found_order(place / "order.json")
     start = ["train", "table_dlrm", *DATA, *FAST, "--towers", "towers.json", "--training.max-steps", "20"]
     order = ["--rank-order", "order.json"]
-    assert run(4, place, *start, *order, "--out", "runs/ordered") == [0] * 4
-    assert run(4, place, *start, "--parallel.ranks-per-host", "2", "--out", "runs/plain") == [0] * 4
+    found_order(place / "given.json", order=(0, 1, 2, 3))
+    ordered = [*start, *order, "--out", "runs/ordered"]
+    plain = [*start, "--parallel.ranks-per-host", "2", "--out", "runs/plain"]
+    given = [*start[:-1], "1", "--rank-order", "given.json", "--out", "runs/given"]
+    assert run_in_turn(4, place, ordered, plain, given) == [[0] * 4] * 3
     startup = json.loads((place / "runs/ordered/startup.json").read_text())["Ranks"]
     assert startup["ranks"].startswith("4 ranks on 2 hosts of 2; 2 tower groups of 2; ranks by host: host 0: 0, 3")
     assert startup["order of ranks"].startswith("0, 3, 2, 1, found for ring at ")
@@ -141,9 +152,6 @@ def test_an_order_of_ranks_lays_towers_on_the_hosts_that_it_found(
         scores.append(pl.read_parquet(f"{name}.parquet")["click"])
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
     # Where no order gains, towers lie on the found hosts all the same.
-    found_order(place / "given.json", order=(0, 1, 2, 3))
-    short = ["--training.max-steps", "1", "--rank-order", "given.json", "--out", "runs/given"]
-    assert run(4, place, *start[:-2], *short) == [0] * 4
     startup = json.loads((place / "runs/given/startup.json").read_text())["Ranks"]
     assert "ranks by host: host 0: 0, 3; host 1: 1, 2" in startup["ranks"]
     # The order is of four ranks, and stands in the settings of the run.
