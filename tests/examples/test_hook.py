@@ -47,8 +47,9 @@ def operations(path: Path) -> set[str]:
 def test_fit_takes_it_and_the_run_is_the_same(place: Path, profiler: Any) -> None:
     model = ziggurat.DLRMConfig(embedding_dim=4)
     hook = profiler.ProfileSteps(first=2, last=3)
-    run = ziggurat.fit(FRAME, "bought", out="profiled", model=model, progress=NoProgress(), hooks=[hook])
-    plain = ziggurat.fit(FRAME, "bought", out="plain", model=model, progress=NoProgress())
+    few = {"training.epochs": 3}
+    run = ziggurat.fit(FRAME, "bought", out="profiled", model=model, settings=few, progress=NoProgress(), hooks=[hook])
+    plain = ziggurat.fit(FRAME, "bought", out="plain", model=model, settings=few, progress=NoProgress())
     assert "aten::addmm" in operations(place / "profiled/profile/rank0.json")
     assert "Self CPU" in (place / "profiled/profile/rank0.txt").read_text()
     state = plain.model.state_dict()
