@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ziggurat
+from tests.parallel.in_turn import in_turn
 from tests.parallel.test_parity import inputs, placed
 from ziggurat.cli.main import main
 from ziggurat.config import from_json, to_json
@@ -69,11 +70,10 @@ def check_ranks(rank: int, plan_json: str, dense: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("placement", "dense"), [("table_wise", "ddp"), ("row_wise", "fsdp"), ("data_parallel", "ddp")]
-)
-def test_four_ranks_equal_one_device(placement: str, dense: str) -> None:
-    run_ranks(check_ranks, 4, to_json(placed(4, Placement(placement))), dense)
+def test_four_ranks_equal_one_device() -> None:
+    ways = (("table_wise", "ddp"), ("row_wise", "fsdp"), ("data_parallel", "ddp"))
+    cases = [(to_json(placed(4, Placement(placement))), dense) for placement, dense in ways]
+    run_ranks(in_turn, 4, check_ranks, cases)
 
 
 def test_the_command_line_trains_it_on_a_taste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.parallel.in_turn import in_turn
 from tests.parallel.test_parity import TOWERS, build, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
@@ -91,12 +92,10 @@ def check_ranks(rank: int, plan_json: str, dense: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dense", ["ddp", "fsdp"])
-@pytest.mark.parametrize("has_towers", [False, True], ids=["flat", "towers"])
-def test_four_ranks_equal_one_device(dense: str, has_towers: bool, tf32: Precision) -> None:
+def test_four_ranks_equal_one_device(tf32: Precision) -> None:
     del tf32
-    plan = placed(4, TABLE_WISE, TOWERS if has_towers else None, 2 if has_towers else 1)
-    run_ranks(check_ranks, 4, to_json(plan), dense)
+    plans = [to_json(placed(4, TABLE_WISE, None, 1)), to_json(placed(4, TABLE_WISE, TOWERS, 2))]
+    run_ranks(in_turn, 4, check_ranks, [(plan, dense) for plan in plans for dense in ("ddp", "fsdp")])
 
 
 def refuses(rank: int, plan_json: str) -> None:

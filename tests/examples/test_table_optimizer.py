@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.embeddings import test_low_precision as on_tables
+from tests.parallel.in_turn import in_turn
 from tests.parallel.test_parity import TOWERS, check, inputs, placed
 from ziggurat.config import from_json, override, to_json
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
@@ -129,15 +130,17 @@ def check_with_extension(rank: int, plan: dict[str, Any], case: dict[str, Any]) 
     check(rank, plan, case)
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "data_parallel"])
-def test_four_ranks_equal_one_device(lion: TableOptimizerKind, kind: str) -> None:
-    case = {"optimizer": lion.name, "fields": 1e-6 if kind == "row_wise" else 0.0}
-    run_ranks(check_with_extension, 4, to_json(placed(4, Placement(kind))), case)
-
-
-def test_it_learns_above_towers(lion: TableOptimizerKind) -> None:
-    case = {"optimizer": lion.name, "tower_modules": True, "fields": 1e-6}
-    run_ranks(check_with_extension, 4, to_json(placed(4, Placement("table_wise"), TOWERS, 2)), case)
+def test_four_ranks_equal_one_device_flat_and_above_towers(lion: TableOptimizerKind) -> None:
+    cases = [
+        (
+            to_json(placed(4, Placement(kind))),
+            {"optimizer": lion.name, "fields": 1e-6 if kind == "row_wise" else 0.0},
+        )
+        for kind in ("row_wise", "column_wise", "data_parallel")
+    ]
+    towers = {"optimizer": lion.name, "tower_modules": True, "fields": 1e-6}
+    cases.append((to_json(placed(4, Placement("table_wise"), TOWERS, 2)), towers))
+    run_ranks(in_turn, 4, check_with_extension, cases)
 
 
 @pytest.mark.parametrize(
