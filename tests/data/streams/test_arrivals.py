@@ -15,7 +15,8 @@ import pytest
 import ziggurat as zg
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.source import RawSource
-from ziggurat.data.streams.arrivals import Arrivals, Taken
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.intake import Taken
 from ziggurat.data.streams.windows import LateRows, StreamConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError, FileError, SchemaError
 

@@ -13,7 +13,8 @@ import pytest
 import ziggurat as zg
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.streams.arrivals import Arrivals, Taken
+from ziggurat.data.streams.arrivals import Arrivals
+from ziggurat.data.streams.intake import Taken
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, positives_of
 from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, LATE, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
 from ziggurat.data.streams.windows import Clock, LateRows, StreamConfig

@@ -16,8 +16,9 @@ import pytest
 from tests.runs.stream.test_stream_runs import DAY, SCHEMA, START, config_of
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.streams.arrivals import Arrivals, ReceivedRows, Taken
+from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.brokers import Broker, BrokerAway, Messages, Reader, Subscription
+from ziggurat.data.streams.intake import ReceivedRows, Taken
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.windows import StreamConfig
 from ziggurat.errors import DataError, UnavailableError
@@ -78,7 +79,7 @@ class World:
         self.receiving = Receiving(
             self.broker,
             "listed://here",
-            arrivals=self.arrivals,
+            intake=self.arrivals,
             data=self._data,
             reader=Reader(name="me", say=self.said.append),
             follows=self._follows,

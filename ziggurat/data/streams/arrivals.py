@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -47,6 +47,7 @@ from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.awaiting_labels import Arriving, AwaitingLabels, Truth, naming_roles
+from ziggurat.data.streams.intake import ReceivedRows, Taken
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, Piece, Window
 from ziggurat.data.streams.kept_rows import KeptRows
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
@@ -62,71 +63,6 @@ from ziggurat.files import digest_of
 from ziggurat.files.stores import DataPath, facts_of
 
 LATE = "late rows"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReceivedRows:
-    """Rows that came from a broker, and are taken together.
-
-    Args:
-        name: stands for a file in errors.
-        chunks: the rows, numbered from 0 on, without those that are none.
-        num_read: rows, with those that are none.
-        bad: those that are none.
-        position: behind the last one.
-        lost: messages before them that the broker no longer has.
-        message_of: gives the id of the message of a row, for rows that are put aside.
-    """
-
-    name: str
-    chunks: tuple[RawChunk, ...]
-    num_read: int
-    bad: tuple[BadRow, ...] = ()
-    position: str
-    lost: int = 0
-    message_of: Callable[[int], str] | None = None
-
-    def frames(self, *, columns: Sequence[str]) -> Iterator[RawChunk]:
-        """Give the rows with these columns."""
-        for chunk in self.chunks:
-            yield replace(chunk, frame=chunk.frame.select(columns))
-
-    def num_rows_hint(self) -> int:
-        """Return the number of rows."""
-        return self.num_read
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """The result of looking for new files.
-
-    Args:
-        files: that were taken.
-        rows: of them.
-        late: rows of them that came too late.
-        left_out: rows of them from `until` on.
-        bad: rows of them that were put aside.
-        again: files that were left out, as their content had arrived before.
-        newest_s: the latest time of these rows in seconds since 1970; minus infinity where there is none.
-        lost: messages that the broker no longer had.
-        label_files: files of labels that were taken.
-        labels: records of them.
-        label_counts: records of labels by what became of them, of those that are named.
-        torn: text files that end amid a line, whose last row or record may be the first half of one.
-    """
-
-    files: int = 0
-    rows: int = 0
-    late: int = 0
-    left_out: int = 0
-    bad: int = 0
-    again: tuple[str, ...] = ()
-    newest_s: float = field(default=-np.inf, compare=False)
-    lost: int = 0
-    label_files: int = 0
-    labels: int = 0
-    label_counts: dict[str, int] = field(default_factory=dict)
-    torn: tuple[str, ...] = ()
 
 
 class Arrivals:
@@ -242,6 +178,16 @@ class Arrivals:
     def num_held(self) -> int:
         """Rows whose label may still come, as a record of its own."""
         return 0 if self._awaiting is None else self._awaiting.num_rows
+
+    @property
+    def cut(self) -> Cut | None:
+        """Return how times are cut into windows; None before the first row."""
+        return self._cut
+
+    @property
+    def awaiting(self) -> AwaitingLabels | None:
+        """Return the rows whose labels have records of their own; None where rows have their labels."""
+        return self._awaiting
 
     # ------------------------------------------------------------------------------------------------------ files
 
@@ -379,6 +325,9 @@ class Arrivals:
         self._may_begin_anew = False
         given = {(place, num_bytes, str(tag)) for place, num_bytes, tag in map(facts_of, paths)}
         known = (*self.journal.files, *self.journal.label_files)
+        # Messages that were taken with them are not asked for again by a reader that is behind them.
+        if any(file.position for file in known):
+            return
         if all((file.place, file.num_bytes, file.tag) in given for file in known):
             return
         journal = Journal(config=self._config, reading=self.journal.reading, also=self.journal.also)
@@ -471,6 +420,16 @@ class Arrivals:
         )
 
     @property
+    def received_columns(self) -> tuple[str, ...]:
+        """Return the columns that messages with rows may have."""
+        return self._read_columns
+
+    @property
+    def default_cells(self) -> Mapping[str, str]:
+        """Return nothing: a field that a row lacks is a missing value."""
+        return {}
+
+    @property
     def position(self) -> str:
         """The position of the broker behind the rows that were received; "" before the first."""
         return self.journal.files[-1].position if self.journal.files else ""
@@ -484,6 +443,11 @@ class Arrivals:
         first = self.journal.first_needed(number)
         return self.journal.file(first - 1).position if first else ""
 
+    def close_windows(self) -> None:
+        """Close the windows whose end both logs have passed, where labels have records of their own."""
+        if self._awaiting is not None:
+            self._awaiting.close(cut=self._cut, is_over=False)
+
     def would_finish(self, chunk: RawChunk) -> bool:
         """Return whether rows that were received, and not taken, may finish the oldest open window, or begin the first.
 
@@ -491,16 +455,29 @@ class Arrivals:
             chunk: of such rows.
         """
         journal = self.journal
-        if not journal.open or self._cut is None:
+        if self._cut is None:
+            return True
+        if self._awaiting is not None:
+            return self._awaiting.would_pass(self._times_of(chunk), cut=self._cut)
+        if not journal.open:
             return True
         if self._config.rows:
             in_last = journal.num_dealt % self._config.rows
             return journal.open[0].key == HISTORY or in_last + chunk.num_rows >= self._config.rows
-        times = readable_times(
-            chunk.frame[self._cut.clock.column], order=self._cut.clock.date_order, is_date=self._cut.clock.is_date
-        )
-        windows = self._cut.windows(times)
+        windows = self._cut.windows(self._times_of(chunk))
         return bool((windows[windows < LEFT_OUT] > journal.open[0].key).any())
+
+    def has_enough(self) -> bool:
+        """Return whether rows of a later window than the oldest that is open have come."""
+        if self._awaiting is not None:
+            return self._awaiting.have_rows_passed(cut=self._cut)
+        return len(self.journal.open) > 1
+
+    def _times_of(self, chunk: RawChunk) -> Float64[np.ndarray, " N"]:
+        """Return the times of rows, where the first row has shown how they are read; NaN where one cannot be read."""
+        assert self._cut is not None, "the first row has shown it"
+        clock = self._cut.clock
+        return readable_times(chunk.frame[clock.column], order=clock.date_order, is_date=clock.is_date)
 
     def _read_rows(
         self,
@@ -744,7 +721,7 @@ class Arrivals:
         assert self._awaiting is not None, "labels have records of their own"
         cut = self._cut_for(chunk)
         counts.rows += chunk.num_rows
-        times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s)
+        times = cut.clock.times(chunk, bad_rows=bad_rows, latest_s=self._latest_s, by_row=self._is_by_row)
         newest = float(np.fmax.reduce(times, initial=-np.inf))
         self._newest_s = max(self._newest_s, newest / cut.clock.per_second)
         counts.arriving.newest = max(counts.arriving.newest, newest)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +42,7 @@ from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import in_terms_of_roles
+from ziggurat.data.streams.intake import ReceivedRows
 from ziggurat.data.streams.journal import ArrivedFile, Change, HeldRows, LabelLog, Piece, Window
 from ziggurat.data.streams.kept_rows import KeptRows
 from ziggurat.data.streams.label_delay import LabelDelay, delayed_label, known_from, lessons
@@ -286,6 +287,8 @@ class AwaitingLabels:
         keyed = Keyed.joined(arriving.keyed)
         log = self._write_log(keyed, stem=f"{journal.num_files:05}-keys", is_of_rows=True)
         counts = {} if cut is None else self._labels.add_rows(keyed, reach=self._reach(cut))
+        if len(keyed):
+            file = replace(file, oldest=float(keyed.times.min()))
         self._late_keys += arriving.late
         change = Change(
             clock=cut.clock if cut is not None and journal.clock is None else None,
@@ -317,6 +320,16 @@ class AwaitingLabels:
 
     # ----------------------------------------------------------------------------------------------------- labels
 
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns of a record: its key, its time, and the label, which may be absent."""
+        return (self._delay.key, self._delay.column, column_of(self._label))
+
+    @property
+    def positive_cell(self) -> str:
+        """The label of a record that has none: a positive."""
+        return str(label_cells(self._label, np.ones(1, dtype=np.bool_))[0])
+
     def take(self, file: NewFile, *, cut: Cut, latest_s: float, told: ProgressCallback) -> ArrivedFile:
         """Read a file of labels, and keep those of its records that may be used.
 
@@ -326,35 +339,19 @@ class AwaitingLabels:
             latest_s: seconds since 1970; later records have a wrong clock.
             told: see `Arrivals.take`.
         """
-        journal = self._kept.journal
-        number = len(journal.label_files)
-        folder = self._kept.folder / f"labels-{number:05}"
-        shutil.rmtree(folder, ignore_errors=True)
-        parts: list[Keyed] = []
-        with BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows:
+        with self._bad_records() as bad_rows:
             source = self._data.source([file.path], bad_rows=bad_rows)
-            columns = [self._delay.key, self._delay.column]
-            if column_of(self._label) in source.columns():
-                columns.append(column_of(self._label))
+            there = source.columns()
+            columns = [name for name in self.record_columns if name != column_of(self._label) or name in there]
             done = 0
+            parts: list[Keyed] = []
             with naming_roles(self._schema, self._config):
                 for chunk in source.frames(columns=columns):
-                    found = records_of(
-                        chunk,
-                        key=self._delay.key,
-                        label=self._label,
-                        schema=self._schema,
-                        clock=replace(cut.clock, column=self._delay.column),
-                        bad_rows=bad_rows,
-                        latest_s=latest_s,
-                    )
-                    parts.append(found)
+                    parts.append(self._records(chunk, cut=cut, bad_rows=bad_rows, latest_s=latest_s))
                     done += chunk.num_rows
                     told(f"read {file.path.name}", done, source.num_rows_hint())
             bad = bad_rows.num_rows
         file.refuse_changed()
-        records = Keyed.joined(parts)
-        kept, counts = self._judged(records, cut=cut)
         place, num_bytes, tag = file.facts
         arrived = ArrivedFile(
             path=str(file.path),
@@ -366,16 +363,74 @@ class AwaitingLabels:
             rows=source.num_read,
             bad=bad,
         )
-        log = self._write_log(kept, stem=f"labels-{number:05}", is_of_rows=False)
+        return self._enter(arrived, Keyed.joined(parts), cut=cut)
+
+    def receive(self, received: ReceivedRows, *, cut: Cut, latest_s: float) -> ArrivedFile:
+        """Keep those records of a broker that may be used, and the position behind them with them.
+
+        Args:
+            received: records right behind the position of the journal.
+            cut: of the stream.
+            latest_s: seconds since 1970; later records have a wrong clock.
+        """
+        self._kept.rows.mkdir(parents=True, exist_ok=True)
+        parts: list[Keyed] = []
+        with self._bad_records(message_of=received.message_of) as bad_rows:
+            for bad in received.bad:
+                bad_rows.report(bad)
+            for chunk in received.frames(columns=self.record_columns):
+                # Each record has a writer of its own: one that writes times otherwise is bad, and not all are.
+                parts.append(self._records(chunk, cut=cut, bad_rows=bad_rows, latest_s=latest_s, by_row=True))
+            num_bad = bad_rows.num_rows
+        arrived = ArrivedFile(
+            path=received.name,
+            place=received.name,
+            num_bytes=0,
+            tag="",
+            sha256="",
+            first_row=0,
+            rows=received.num_read,
+            bad=num_bad,
+            position=received.position,
+            lost=received.lost,
+        )
+        return self._enter(arrived, Keyed.joined(parts), cut=cut)
+
+    def _bad_records(self, *, message_of: Callable[[int], str] | None = None) -> BadRows:
+        """Return where bad records of the next file go; what a killed process left there is removed."""
+        folder = self._kept.folder / f"labels-{self._kept.journal.num_label_files:05}"
+        shutil.rmtree(folder, ignore_errors=True)
+        budget = self._data.bad_row_budget
+        return BadRows(self._data.bad_rows, folder=folder, budget=budget, message_of=message_of)
+
+    def _records(self, chunk: RawChunk, *, cut: Cut, bad_rows: BadRows, latest_s: float, by_row: bool = False) -> Keyed:
+        return records_of(
+            chunk,
+            key=self._delay.key,
+            label=self._label,
+            schema=self._schema,
+            clock=replace(cut.clock, column=self._delay.column),
+            bad_rows=bad_rows,
+            latest_s=latest_s,
+            by_row=by_row,
+        )
+
+    def _enter(self, arrived: ArrivedFile, records: Keyed, *, cut: Cut) -> ArrivedFile:
+        """Enter records and what they came in into the journal together."""
+        journal = self._kept.journal
+        kept, counts = self._judged(records, cut=cut)
+        newest = records.newest()
+        arrived = replace(arrived, newest=newest if np.isfinite(newest) else None)
+        log = self._write_log(kept, stem=f"labels-{journal.num_label_files:05}", is_of_rows=False)
         self._labels.add_records(kept)
         change = Change(
             label_file=arrived,
             log=log,
-            newest_record=_later(journal.newest_record, records.newest()),
+            newest_record=_later(journal.newest_record, newest),
             label_counts={name: count for name, count in counts.items() if count},
         )
         self._kept.apply(change)
-        self._kept.save(durable=False)
+        self._kept.save(durable=bool(arrived.position))
         return arrived
 
     def _judged(self, records: Keyed, *, cut: Cut) -> tuple[Keyed, Counter[str]]:
@@ -406,6 +461,62 @@ class AwaitingLabels:
         return found & ~np.isin(keys, np.concatenate([keys[:0], *self._late_keys]))
 
     # ---------------------------------------------------------------------------------------------------- windows
+
+    def would_pass(self, times: Float64[np.ndarray, " N"], *, cut: Cut) -> bool:
+        """Return whether rows that are not taken yet are the first behind the oldest window that is not closed.
+
+        Args:
+            times: of the rows; NaN where one cannot be read.
+            cut: of the stream.
+        """
+        oldest = self._oldest_open
+        if oldest is None:
+            return True
+        windows = cut.windows(times)
+        return not self.have_rows_passed(cut=cut) and bool((windows[windows < LEFT_OUT] > oldest).any())
+
+    def have_rows_passed(self, *, cut: Cut | None) -> bool:
+        """Return whether the log of rows has gone on behind the oldest window that is not closed."""
+        return self._has_passed(self._kept.journal.newest_row, cut=cut)
+
+    def have_labels_passed(self, *, cut: Cut | None) -> bool:
+        """Return whether the log of labels has gone on behind the oldest window that is not closed."""
+        return self._has_passed(self._kept.journal.newest_record, cut=cut)
+
+    def would_settle(self, times: Float64[np.ndarray, " N"], *, cut: Cut) -> bool:
+        """Return whether records that are not taken yet are the first behind an open window, or complete another one.
+
+        Args:
+            times: of the records; NaN where one cannot be read.
+            cut: of the stream.
+        """
+        journal = self._kept.journal
+        newest = float(np.fmax.reduce(times, initial=-np.inf))
+        oldest = self._oldest_open
+        if (
+            oldest is not None
+            and not self.have_labels_passed(cut=cut)
+            and int(cut.windows(np.array([newest]))[0]) > oldest
+        ):
+            return True
+        number = journal.first_awaiting()
+        if number is None:
+            return False
+        until = self.labels_until(journal.done[number - 1])
+        return newest > until >= (-np.inf if journal.newest_record is None else journal.newest_record)
+
+    @property
+    def _oldest_open(self) -> int | None:
+        """The key of the oldest window that is not closed; None where none is."""
+        held = self._kept.journal.held
+        keys = [int(key) for key, each in held.items() if each.num_closed < len(each.pieces)]
+        return min((key for key in keys if key > self._closed), default=None)
+
+    def _has_passed(self, newest: float | None, *, cut: Cut | None) -> bool:
+        oldest = self._oldest_open
+        if newest is None or oldest is None or cut is None:
+            return False
+        return int(cut.windows(np.array([newest]))[0]) > oldest
 
     def close(self, *, cut: Cut | None, is_over: bool) -> None:
         """Close all windows whose rows are there and whose end the labels have passed; settle those before.

@@ -171,6 +171,8 @@ class ArrivedFile:
         bad: rows that were put aside.
         position: of a broker, behind these rows, which are none of a file; "" of a file.
         lost: messages before them that the broker no longer had.
+        oldest: the first of the times of its rows, where these wait for records of their labels; else None.
+        newest: the last of the times of its records of labels; None of rows.
     """
 
     path: str
@@ -185,6 +187,8 @@ class ArrivedFile:
     bad: int = 0
     position: str = ""
     lost: int = 0
+    oldest: float | None = None
+    newest: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +295,7 @@ class Journal:
         released: key of the last window that is closed; None before the first.
         num_released: times that a window was closed.
         label_files: files of labels, in order of their arrival.
+        num_labels_folded: records of received labels that became one, the first of `label_files`, as `num_folded`.
         logs: of keys of rows and records of labels that are needed, in order of their arrival.
         newest_row: time of the newest row, where labels have records of their own.
         newest_record: time of the newest record of a label.
@@ -321,6 +326,7 @@ class Journal:
     released: int | None = None
     num_released: int = 0
     label_files: list[ArrivedFile] = field(default_factory=list)
+    num_labels_folded: int = 0
     logs: list[LabelLog] = field(default_factory=list)
     newest_row: float | None = None
     newest_record: float | None = None
@@ -332,6 +338,11 @@ class Journal:
     def num_files(self) -> int:
         """Files that have arrived, and times that rows of a broker did."""
         return len(self.files) + max(self.num_folded - 1, 0)
+
+    @property
+    def num_label_files(self) -> int:
+        """Files of labels that have arrived, and times that labels of a broker did."""
+        return len(self.label_files) + max(self.num_labels_folded - 1, 0)
 
     def file(self, number: int) -> ArrivedFile:
         """Return the record of a number; of one that was folded the one that it became."""
@@ -380,6 +391,7 @@ class Journal:
             self.forgotten = change.forgotten
             if self.files and self.files[0].position:
                 self._fold()
+            self._fold_labels()
         if change.joined_window is not None:
             self.done[change.joined_window - 1].joined = change.joined
         if change.counted_window is not None:
@@ -451,6 +463,35 @@ class Journal:
         waiting += [piece for held in self.held.values() for piece in held.pieces]
         return min((piece.file for piece in (*pieces, *waiting, *self.late)), default=self.num_files)
 
+    def labels_covered(self, number: int) -> int:
+        """Return how many records of `label_files`, from the first on, are of labels that no row needs behind a window.
+
+        A label is needed while its row is: those of rows that are needed have no time before them. And it is needed
+        while its row may still come.
+
+        Args:
+            number: of the window.
+        """
+        if self.records_before is None:
+            return 0
+        first = self.first_needed(number)
+        shift = self.num_files - len(self.files)
+        times = [file.oldest for file in self.files[max(first - shift, 0) :] if file.oldest is not None]
+        before = min([self.records_before, *times])
+        return next(
+            (at for at, file in enumerate(self.label_files) if file.newest is not None and file.newest >= before),
+            len(self.label_files),
+        )
+
+    def _fold_labels(self) -> None:
+        """Make one record of those at the beginning that are of received labels, none of which is needed."""
+        # The newest stays as it is: it has the position.
+        gone = self.label_files[: min(self.labels_covered(self.forgotten), len(self.label_files) - 1)]
+        if len(gone) < 2 or not all(file.position for file in gone):
+            return
+        self.num_labels_folded = self.num_label_files - len(self.label_files) + len(gone)
+        self.label_files = [_folded(gone), *self.label_files[len(gone) :]]
+
     def _fold(self) -> None:
         """Make one record of those at the beginning that are of received rows, all of which are gone."""
         shift = self.num_files - len(self.files)
@@ -458,17 +499,8 @@ class Journal:
         gone = self.files[: max(min(self.first_needed(self.forgotten), self.num_files - 1) - shift, 0)]
         if len(gone) < 2 or not all(file.position for file in gone):
             return
-        folded = dataclasses.replace(
-            gone[-1],
-            first_row=gone[0].first_row,
-            rows=sum(file.rows for file in gone),
-            late=sum(file.late for file in gone),
-            left_out=sum(file.left_out for file in gone),
-            bad=sum(file.bad for file in gone),
-            lost=sum(file.lost for file in gone),
-        )
         self.num_folded = shift + len(gone)
-        self.files = [folded, *self.files[len(gone) :]]
+        self.files = [_folded(gone), *self.files[len(gone) :]]
 
     def with_late(self, window: Window) -> Window:
         """Return a copy of a window with what came too late for those before it, and with its lessons."""
@@ -486,6 +518,19 @@ class Journal:
         These are of rows that came late, and of labels of hours in which no row came.
         """
         return [key for key in sorted(self.lessons, key=int) if int(key) <= window.key]
+
+
+def _folded(files: Sequence[ArrivedFile]) -> ArrivedFile:
+    """Return one record of several, with the position of the last."""
+    return dataclasses.replace(
+        files[-1],
+        first_row=files[0].first_row,
+        rows=sum(file.rows for file in files),
+        late=sum(file.late for file in files),
+        left_out=sum(file.left_out for file in files),
+        bad=sum(file.bad for file in files),
+        lost=sum(file.lost for file in files),
+    )
 
 
 class JournalFile:

@@ -272,7 +272,15 @@ def keys_of(chunk: RawChunk, column: str) -> tuple[np.ndarray, Bool[np.ndarray, 
 
 
 def records_of(
-    chunk: RawChunk, *, key: str, label: Label, schema: Schema, clock: Clock, bad_rows: BadRows, latest_s: float
+    chunk: RawChunk,
+    *,
+    key: str,
+    label: Label,
+    schema: Schema,
+    clock: Clock,
+    bad_rows: BadRows,
+    latest_s: float,
+    by_row: bool = False,
 ) -> Keyed:
     """Return the records of labels of a chunk.
 
@@ -284,12 +292,13 @@ def records_of(
         clock: of the column of label times.
         bad_rows: where records without a key, a time or a label go.
         latest_s: seconds since 1970; a later record has a wrong clock, and would end all waiting.
+        by_row: whether each record has a writer of its own; see `Clock.times`.
 
     Raises:
         DataError: such a record (policy ERROR), or times in another unit than those of rows.
     """
     clean = with_nulls(chunk, schema.missing_texts)
-    times = clock.times(clean, bad_rows=bad_rows, latest_s=latest_s)
+    times = clock.times(clean, bad_rows=bad_rows, latest_s=latest_s, by_row=by_row)
     keys, has_key = keys_of(clean, key)
     faults = Faults(chunk=clean)
     is_positive = np.ones(chunk.num_rows, dtype=np.bool_)

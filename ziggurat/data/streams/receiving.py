@@ -1,4 +1,4 @@
-"""Receiving: the rows of a message broker, taken into the journal of a stream, and acknowledged behind a checkpoint.
+"""Receiving: messages of a broker, taken into the journal of a stream, and acknowledged behind a checkpoint.
 
     broker ─ read ─► pending (memory) ─ take ─► arrived/00007.parquet, stream.json: rows and position, all or nothing
       ▲                                                        │ window done ─► scored ─► trained ─► checkpoint
@@ -37,9 +37,9 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.raw.bad_rows import BadRow
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import DEFAULT_CHUNK_ROWS
-from ziggurat.data.streams.arrivals import Arrivals, ReceivedRows, Taken
 from ziggurat.data.streams.brokers.broker import Broker, BrokerAway, Messages, Reader, Subscription, Waiting
 from ziggurat.data.streams.brokers.messages import BadMessage, Payload, Rows, rows_of
+from ziggurat.data.streams.intake import Intake, ReceivedRows, Taken
 from ziggurat.errors import DataError, SchemaError, UnavailableError, ZigguratError, nearest_names
 from ziggurat.files.stores import StoreFile
 
@@ -71,7 +71,7 @@ class Receiving:
     Args:
         broker: whose messages they are.
         url: of the stream.
-        arrivals: where rows are taken to.
+        intake: where rows, or records of labels, are taken to.
         data: how texts are read.
         reader: who reads.
         follows: whether more messages come; otherwise it ends with those that there are.
@@ -83,7 +83,7 @@ class Receiving:
         broker: Broker,
         url: str,
         *,
-        arrivals: Arrivals,
+        intake: Intake,
         data: DataConfig,
         reader: Reader,
         follows: bool,
@@ -91,17 +91,20 @@ class Receiving:
     ) -> None:
         self._broker = broker
         self._url = url
-        self._arrivals = arrivals
+        self._intake = intake
         self._data = data
         self._reader = reader
         self._follows = follows
         self._note = note
         self._subscription: Subscription | None = None
-        self._pending = _Pending(position=arrivals.position)
+        self._pending = _Pending(position=intake.position)
         self._away_since: float | None = None
         self._has_connected = False
-        self._without = dict.fromkeys(arrivals.columns, 0)  # rows since a column was there
-        self._has_been = {column: bool(arrivals.position) for column in arrivals.columns}
+        self._without = dict.fromkeys(intake.received_columns, 0)  # rows since a column was there
+        # A field that messages may do without is missed by nobody.
+        self._has_been = {
+            column: bool(intake.position) and column not in intake.default_cells for column in self._without
+        }
         self._others: dict[str, None] = {}  # fields that are no columns
         self._acknowledged = ""
         self._last_came_s = time.monotonic()
@@ -128,8 +131,8 @@ class Receiving:
             if self._pending.num_rows:
                 told(f"receive {self._url}", total.rows + self._pending.num_rows, None)
             if self._is_due(is_caught_up=is_caught_up):
-                total = _sum(total, self._take(latest_s=latest_s))
-                if self._follows and len(self._arrivals.journal.open) > 1:
+                total = total + self._take(latest_s=latest_s)
+                if self._follows and self._intake.has_enough():
                     break
             if is_caught_up:
                 break
@@ -144,13 +147,13 @@ class Receiving:
 
     def flush(self, *, latest_s: float) -> Taken:
         """Take what is pending now."""
-        has_some = self._pending.position != self._arrivals.position
+        has_some = self._pending.position != self._intake.position
         return self._take(latest_s=latest_s) if has_some else Taken()
 
     def _is_due(self, *, is_caught_up: bool) -> bool:
         """Return whether what is pending is taken now."""
         pending = self._pending
-        if pending.position == self._arrivals.position:
+        if pending.position == self._intake.position:
             return False
         if pending.num_rows >= _FULL_ROWS:
             return True
@@ -158,7 +161,7 @@ class Receiving:
             return False
         if not self._follows or pending.bad or time.monotonic() >= pending.since + _LINGER_S:
             return True
-        return any(self._arrivals.would_finish(chunk) for chunk in self._chunks(pending))
+        return any(self._intake.would_finish(chunk) for chunk in self._chunks(pending))
 
     def _read(self) -> Messages | None:
         """Read messages behind those that are pending; None if the broker does not answer, and others come later."""
@@ -189,7 +192,7 @@ class Receiving:
             return
         now = time.monotonic()
         # A stream that has begun waits for its broker; in one that begins, the URL may be wrong.
-        is_new = not self._has_connected and not self._arrivals.position
+        is_new = not self._has_connected and not self._intake.position
         if is_new or (not self._follows and now - begin > _PATIENCE_S):
             raise UnavailableError(
                 expected="a broker that answers",
@@ -212,7 +215,14 @@ class Receiving:
             pending.since = time.monotonic()
         first = len(pending.ids)
         bad: list[BadMessage] = []
-        parts = list(rows_of(messages, columns=self._arrivals.columns, report=bad.append))
+        parts = list(
+            rows_of(
+                messages,
+                columns=self._intake.received_columns,
+                report=bad.append,
+                default_cells=self._intake.default_cells,
+            )
+        )
         self._watch_columns(parts, messages)
         for rows in parts:
             pending.parts.append(Rows(frame=rows.frame, messages=rows.messages + first))
@@ -235,7 +245,7 @@ class Receiving:
             for column in rows.frame.get_columns():
                 name = column.name
                 if column.null_count() < len(column):
-                    self._has_been[name] = True
+                    self._has_been[name] = name not in self._intake.default_cells
                     self._without[name] = 0
                     continue
                 before = self._without[name]
@@ -252,9 +262,12 @@ class Receiving:
         Raises:
             SchemaError: no row has a value of a column.
         """
-        unseen = dict.fromkeys(self._arrivals.columns)
+        unseen = dict.fromkeys(self._intake.received_columns)
         for chunk in chunks:
             for name in list(unseen):
+                if not chunk.has_column(name):  # the key by which labels find a row goes along with it no further
+                    del unseen[name]
+                    continue
                 column = chunk.frame[name]
                 if column.null_count() < len(column):
                     del unseen[name]
@@ -290,7 +303,7 @@ class Receiving:
             message_of=lambda row: pending.ids[messages[row]],
         )
         try:
-            taken = self._arrivals.receive(rows, latest_s=latest_s)
+            taken = self._intake.receive(rows, latest_s=latest_s)
         except ZigguratError as error:
             found = BadRow.of(error)
             if found is None and not isinstance(error, DataError | SchemaError):
@@ -349,21 +362,27 @@ class Receiving:
 
     # -------------------------------------------------------------------------------------------------- acknowledging
 
-    def acknowledge(self, number: int) -> None:
-        """Tell the broker of all rows that are in windows up to a number, which a checkpoint contains.
+    def acknowledge(self, number: int) -> bool:
+        """Tell the broker of all that is needed by windows up to a number alone, which a checkpoint contains.
 
         Args:
             number: of the window.
+
+        Returns:
+            Whether the broker knows of it, or has nothing to know.
         """
-        position = self._arrivals.covered(number)
-        if not position or position == self._acknowledged or self._subscription is None:
-            return
+        position = self._intake.covered(number)
+        if not position or position == self._acknowledged:
+            return True
+        if self._subscription is None:
+            return False
         self._note(position)
         try:
             self._subscription.acknowledge(position)
         except BrokerAway:
-            return  # the next read says so, and the next window, or start, acknowledges these as well
+            return False  # the next read says so, and the next window, or start, acknowledges these as well
         self._acknowledged = position
+        return True
 
     def waiting(self) -> Waiting:
         """Return how far the stream is behind; nothing where the broker does not answer."""
@@ -394,14 +413,3 @@ def _row_numbers(pending: _Pending) -> tuple[Int64[np.ndarray, " M"], Int64[np.n
 def _within(messages: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
     """Return the place of each row among those of its message, which stand together."""
     return np.arange(len(messages)) - np.searchsorted(messages, messages, side="left")
-
-
-def _sum(first: Taken, second: Taken) -> Taken:
-    return Taken(
-        files=first.files + second.files,
-        rows=first.rows + second.rows,
-        late=first.late + second.late,
-        left_out=first.left_out + second.left_out,
-        bad=first.bad + second.bad,
-        lost=first.lost + second.lost,
-    )

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.files import Format
 from ziggurat.plain import as_group
 
+ROWS_READER = "reader.json"
+LABELS_READER = "label_reader.json"
 READER = Format(
     name="ziggurat.stream_reader",
     what="the name under which a stream reads from a broker",
@@ -35,6 +37,7 @@ class _Record:
     place: str
     former: tuple[str, ...] = ()
     acknowledged: str = ""
+    stream: str = ""
 
 
 class KeptReader:
@@ -42,10 +45,11 @@ class KeptReader:
 
     Args:
         folder: of the stream's journal; the file is made at once.
+        file: its name: the rows of a stream have one, and its labels another.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "reader.json"
+    def __init__(self, folder: Path, *, file: str = ROWS_READER) -> None:
+        self._path = folder / file
         place = f"{socket.gethostname()}:{folder.parent.absolute()}"
         found: _Record | None = None
         if self._path.exists():
@@ -54,7 +58,8 @@ class KeptReader:
             former = () if found is None else (found.name, *found.former)
             name = f"ziggurat:{place}:{secrets.token_hex(4)}"
             acknowledged = "" if found is None else found.acknowledged
-            found = _Record(name=name, place=place, former=former, acknowledged=acknowledged)
+            stream = "" if found is None else found.stream
+            found = _Record(name=name, place=place, former=former, acknowledged=acknowledged, stream=stream)
         self._record = found
         self.keep()
 
@@ -62,6 +67,26 @@ class KeptReader:
         """Write it down."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         READER.write(self._path, as_group(to_json(self._record)))
+
+    def read_from(self, stream: str, *, has_position: bool) -> None:
+        """Write down which messages positions belong to.
+
+        Args:
+            stream: of a broker.
+            has_position: whether messages were taken before.
+
+        Raises:
+            ConfigError: these were those of another stream.
+        """
+        if has_position and self._record.stream not in ("", stream):
+            raise ConfigError(
+                expected=f"the messages of {self._record.stream}, as before: positions in them are those of the stream",
+                found=stream,
+                where=str(self._path),
+                ways_out=(f"name {self._record.stream} again", "begin another stream: --out ANOTHER_FOLDER"),
+            )
+        self._record = replace(self._record, stream=stream)
+        self.keep()
 
     def acknowledge(self, position: str) -> None:
         """Write down that entries up to a position may be acknowledged from now on."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from urllib.parse import urlsplit
 
-from ziggurat.data.streams.brokers.broker import is_broker
+from ziggurat.data.streams.brokers.broker import broker_of
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
 from ziggurat.data.teachers.join import is_joined, joined_histories, teacher_of
 from ziggurat.errors import ConfigError
@@ -150,19 +151,19 @@ def for_losses(delay: DelayConfig, delayed: DelayedConfig, *, schema: Schema) ->
 
 
 def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: Sequence[str]) -> None:
-    """Refuse records of labels without a key, a key without records, and brokers where files are joined.
+    """Refuse records of labels without a key, a key without records, and messages that are rows and labels at once.
 
     Args:
         delay: has the key.
-        labels: files or folders of records.
-        train: files of rows.
+        labels: files, folders or a stream of a broker, with records.
+        train: those of rows.
 
     Raises:
         ConfigError: says which.
     """
     if labels and not delay.is_on:
         raise ConfigError(
-            expected="--delay wait, assume-negative or correct, with labels that come in files of their own",
+            expected="--delay wait, assume-negative or correct, with labels that have records of their own",
             found=f"--labels {labels[0]}, and no --delay",
             where="settings of the stream",
             ways_out=(
@@ -172,26 +173,30 @@ def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: S
         )
     if labels and not delay.has_records:
         raise ConfigError(
-            expected="the column by which a label finds its row, in files of both",
+            expected="the column by which a label finds its row, in records of both",
             found=f"--labels {labels[0]}, and no --label-key",
             where="settings of the stream",
             ways_out=("--label-key COLUMN", "leave --labels out: rows then have their labels"),
         )
     if delay.has_records and not labels:
         raise ConfigError(
-            expected="files of labels, which find their rows by --label-key",
+            expected="records of labels, which find their rows by --label-key",
             found=f"--label-key {delay.key}, and no --labels",
             where="settings of the stream",
             ways_out=("--labels FOLDER", "leave --label-key out: rows then have their labels"),
         )
-    brokers = [each for each in (*labels, *train) if is_broker(each)]
-    if labels and brokers:
+    of_labels = broker_of(labels, flag="--labels")
+    of_rows = broker_of(train)
+    if of_labels is None or of_rows is None or of_rows is not of_labels:
+        return
+    is_one_server = urlsplit(labels[0]).netloc == urlsplit(train[0]).netloc
+    if is_one_server and of_labels.stream_of(labels[0]) == of_rows.stream_of(train[0]):
         raise ConfigError(
-            expected="files or folders, of rows and of labels: messages are not joined with labels yet",
-            found=brokers[0],
+            expected="a stream of messages for rows, and another one for labels",
+            found=f"{of_rows.stream_of(train[0])} for both",
             where="settings of the stream, --labels",
             ways_out=(
-                "write messages into files of a folder, and follow that",
+                "have producers send labels to a stream of their own",
                 "have producers send rows with their labels and --label-time, and leave --labels out",
             ),
         )

@@ -28,9 +28,11 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.awaiting_labels import Truth
-from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of
+from ziggurat.data.streams.brokers import Broker, Reader, Waiting, broker_of, is_broker
 from ziggurat.data.streams.finished_files import FinishedFiles
+from ziggurat.data.streams.intake import Intake, Taken
 from ziggurat.data.streams.journal import Window
+from ziggurat.data.streams.label_intake import LabelIntake
 from ziggurat.data.streams.late_labels import counts_in_words
 from ziggurat.data.streams.receiving import Receiving
 from ziggurat.data.streams.stability import (
@@ -47,7 +49,7 @@ from ziggurat.data.teachers.join import (
     with_teacher_columns,
     without_histories,
 )
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import ConfigError, DataError, MissingFileError
 from ziggurat.features.label_state import LabelState
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
@@ -56,7 +58,7 @@ from ziggurat.runs.quality.below_chance import some_rows
 from ziggurat.runs.stream.encode_ahead import EncodeAhead, EncodedWindow
 from ziggurat.runs.stream.gone import damaged, refuse_gone, refuse_shorter_journal
 from ziggurat.runs.stream.history import batch_for_windows, doubts_about_history
-from ziggurat.runs.stream.reader import KeptReader
+from ziggurat.runs.stream.reader import LABELS_READER, KeptReader
 from ziggurat.runs.stream.teachers import StreamTeachers
 from ziggurat.runs.stream.window_encoder import (
     A_DAY_S,
@@ -184,7 +186,7 @@ class StreamWindows:
         follow: how files are waited for; None: those that are there are all.
         takes_future: rows of more than a day from now are rows like others, and no bad ones.
         is_asked: whether somebody asks the first rank to end.
-        labels: files with records of labels, where these have records of their own.
+        labels: files, or a stream of a broker, with records of labels, where these have records of their own.
     """
 
     def __init__(
@@ -205,8 +207,11 @@ class StreamWindows:
         self._labels = tuple(labels)
         self._takes_future = takes_future
         self._last_came_s = time.monotonic()
-        self._receiving: Receiving | None = None
+        self._receiving: Receiving | None = None  # of rows
+        self._label_intake: LabelIntake | None = None
+        self._receiving_labels: Receiving | None = None
         broker = broker_of(data.train)
+        label_broker = broker_of(self._labels, flag="--labels")
         self._finished = FinishedFiles(settle_s=0.0 if follow is None else follow.settle_s)
         self._said_waiting: tuple[str, ...] = ()
         self._run = run
@@ -228,6 +233,7 @@ class StreamWindows:
             if has_begun:
                 refuse_gone(run)
             kept = None if broker is None else KeptReader(run.stream)
+            kept_of_labels = None if label_broker is None else KeptReader(run.stream, file=LABELS_READER)
             if data.teacher and with_teacher_columns(schema):
                 self._teachers = StreamTeachers(data.teacher, schema=schema, say=progress.say)
             self._arrivals = Arrivals(
@@ -240,15 +246,28 @@ class StreamWindows:
             )
             if has_begun:
                 refuse_shorter_journal(run, self._arrivals)
+            self._refuse_other_form_of_labels(label_broker)
             if broker is not None and kept is not None:
                 kept.keep()  # where what arrived under other settings was removed
-                self._receiving = self._received_from(broker, kept, is_asked=is_asked)
+                self._receiving = self._received_from(
+                    broker, data.train[0], kept, intake=self._arrivals, is_asked=is_asked
+                )
+            if label_broker is not None and kept_of_labels is not None:
+                kept_of_labels.read_from(
+                    label_broker.stream_of(self._labels[0]), has_position=bool(self._arrivals.journal.label_files)
+                )
+                self._label_intake = LabelIntake(self._arrivals)
+                self._receiving_labels = self._received_from(
+                    label_broker, self._labels[0], kept_of_labels, intake=self._label_intake, is_asked=is_asked
+                )
             if not has_begun:  # fitted by a start that died, perhaps to other rows
                 shutil.rmtree(run.preprocessing, ignore_errors=True)
 
         ranks.on_first(begin)
 
-    def _received_from(self, broker: Broker, kept: KeptReader, *, is_asked: Callable[[], bool]) -> Receiving:
+    def _received_from(
+        self, broker: Broker, url: str, kept: KeptReader, *, intake: Intake, is_asked: Callable[[], bool]
+    ) -> Receiving:
         reader = Reader(
             name=kept.name,
             former=kept.former,
@@ -258,12 +277,31 @@ class StreamWindows:
         )
         return Receiving(
             broker,
-            self._data.train[0],
-            arrivals=self._held,
+            url,
+            intake=intake,
             data=self._data,
             reader=reader,
             follows=self._follow is not None,
             note=kept.acknowledge,
+        )
+
+    def _refuse_other_form_of_labels(self, broker: Broker | None) -> None:
+        """Refuse files of labels in the place of messages, and the reverse: some would be missed between the two.
+
+        Raises:
+            ConfigError: the stream began with the other form.
+        """
+        before = self._held.journal.label_files
+        if not before or bool(before[-1].position) == (broker is not None):
+            return
+        raise ConfigError(
+            expected=f"labels from {'messages' if before[-1].position else 'files'}, as before",
+            found=", ".join(self._labels),
+            where=f"{self._run.stream}, --labels",
+            ways_out=(
+                f"name what the last ones came from: {before[-1].path.partition('#')[0]}",
+                "begin another stream: --out ANOTHER_FOLDER",
+            ),
         )
 
     @property
@@ -293,11 +331,7 @@ class StreamWindows:
 
         arrivals = self._held
         unlearned = arrivals.journal.unlearned
-        if self._receiving is None:
-            files, labels = self._files()
-            taken = arrivals.take(files, labels=labels, latest_s=self._latest_s, progress=told)
-        else:
-            taken = self._receiving.look(latest_s=self._latest_s, told=told)
+        taken = self._taken(told)
         if phase:
             self._progress.end()
         parts: list[str] = []
@@ -307,7 +341,9 @@ class StreamWindows:
             parts.append(f"{taken.rows:,} rows received{_behind(self._receiving.waiting())}")
         elif taken.files:
             parts.append(f"{taken.rows:,} rows of {taken.files:,} new file{'s' if taken.files > 1 else ''}")
-        if taken.label_files:
+        if taken.label_files and self._receiving_labels is not None:
+            parts.append(f"{taken.labels:,} labels received{_behind(self._receiving_labels.waiting())}")
+        elif taken.label_files:
             num_files = f"{taken.label_files:,} new file{'s' if taken.label_files > 1 else ''}"
             parts.append(f"{taken.labels:,} labels of {num_files}")
         if taken.label_counts:
@@ -336,10 +372,37 @@ class StreamWindows:
             parts.append(f"left out, as their content had come before: {', '.join(taken.again)}")
         return "; ".join(parts)
 
+    def _taken(self, told: Callable[[str, int, int | None], None]) -> Taken:
+        """Take what has come: rows first, then labels, of files or of a broker."""
+        arrivals = self._held
+        latest_s = self._latest_s
+        found = Taken()
+        if self._receiving is not None:
+            found += self._receiving.look(latest_s=latest_s, told=told)
+        files, labels = self._files()
+        if self._receiving is None or labels:
+            found += arrivals.take(files, labels=labels, latest_s=latest_s, progress=told)
+        if self._receiving_labels is not None and self._label_intake is not None and self._label_intake.can_receive:
+            found += self._receiving_labels.look(latest_s=latest_s, told=told)
+        if self._delay.has_records:
+            if found.files or found.label_files:
+                # A window may be closed now, and what waits in memory is older than that.
+                found += self._flushed()
+            arrivals.close_windows()
+        return found
+
+    def _flushed(self) -> Taken:
+        """Take messages that wait in memory."""
+        found = Taken()
+        for receiving in (self._receiving, self._receiving_labels):
+            if receiving is not None:
+                found += receiving.flush(latest_s=self._latest_s)
+        return found
+
     def _files(self) -> tuple[Sequence[DataPath], Sequence[DataPath]]:
         """All files of rows and all of labels that are there and whole."""
-        rows = self._named_files(self._data.train)
-        labels = self._named_files(self._labels)
+        rows = self._named_files(self._data.train if self._receiving is None else ())
+        labels = self._named_files(self._labels if self._receiving_labels is None else ())
         if self._follow is None:
             return rows, labels
         # Once for both, for their names are shown together; a folder that is followed may have thousands of files.
@@ -451,11 +514,14 @@ class StreamWindows:
         if self._follow is None or not self._follow.idle_close_s:
             return False
         for_s = self._follow.idle_close_s
-        if self._receiving is None:
-            return time.monotonic() - self._last_came_s >= for_s
-        if not self._receiving.is_quiet(for_s):
+        receivings = [each for each in (self._receiving, self._receiving_labels) if each is not None]
+        # Of files, and of messages of which none has been asked for yet.
+        has_files = self._receiving is None or (self._labels and self._receiving_labels is None)
+        if has_files and time.monotonic() - self._last_came_s < for_s:
             return False
-        self._receiving.flush(latest_s=self._latest_s)
+        if not all(each.is_quiet(for_s) for each in receivings):
+            return False
+        self._flushed()
         return True
 
     def open(self, number: int) -> StreamWindow:
@@ -504,8 +570,9 @@ class StreamWindows:
     def close(self) -> None:
         """End the thread that encodes ahead, and the connection to a broker."""
         self._ahead.close()
-        if self._receiving is not None:
-            self._receiving.close()
+        for receiving in (self._receiving, self._receiving_labels):
+            if receiving is not None:
+                receiving.close()
 
     def _ready(self, number: int) -> _Ready:
         window = Window(key=HISTORY, name="") if number == NO_ROWS else self._held.journal.done[number - 1]
@@ -696,13 +763,17 @@ class StreamWindows:
 
     def acknowledge(self, number: int) -> None:
         """Tell the broker that a checkpoint contains the rows of all windows up to a number; on the first rank."""
-        if self._receiving is not None:
-            self._receiving.acknowledge(number)
+        # Labels behind their rows: whoever takes over a row that was not acknowledged needs its label.
+        is_known = self._receiving is None or self._receiving.acknowledge(number)
+        if is_known and self._receiving_labels is not None:
+            self._receiving_labels.acknowledge(number)
 
     @property
     def waits_for(self) -> str:
         """Return what a stream that is followed waits for."""
-        return f"{'files' if broker_of(self._data.train) is None else 'messages'}: {', '.join(self._data.train)}"
+        sources = (*self._data.train, *self._labels)
+        has_files = any(not is_broker(source) for source in sources)
+        return f"{'files' if has_files else 'messages'}: {', '.join(sources)}"
 
     @property
     def _held(self) -> Arrivals:

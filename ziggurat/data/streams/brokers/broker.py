@@ -281,11 +281,12 @@ def is_broker(text: object) -> bool:
     return bool(scheme) and any(scheme in (each.name, *each.schemes) for each in Broker)
 
 
-def broker_of(paths: Sequence[str]) -> Broker | None:
+def broker_of(paths: Sequence[str], *, flag: str = "--data.train") -> Broker | None:
     """Return the broker that a stream reads from; None if it reads files.
 
     Args:
         paths: files, folders and URLs of a stream.
+        flag: that names them, for errors.
 
     Raises:
         ConfigError: a broker beside something else, or a URL that cannot be right.
@@ -297,10 +298,10 @@ def broker_of(paths: Sequence[str]) -> Broker | None:
         raise ConfigError(
             expected="one stream of a broker, or files",
             found=", ".join(paths),
-            where="--data.train",
+            where=flag,
             ways_out=(
-                f"--data.train {found[0]} alone",
-                "let producers send all rows to one stream: they are taken in its order",
+                f"{flag} {found[0]} alone",
+                "let producers send all of them to one stream: they are taken in its order",
             ),
         )
     scheme = _scheme(found[0])

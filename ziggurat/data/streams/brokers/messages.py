@@ -15,7 +15,7 @@ Cost: one pass over the cells in C for messages whose fields are columns; an obj
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -68,14 +68,22 @@ class Rows:
     messages: Int64[np.ndarray, " N"]
 
 
-def rows_of(messages: Messages, *, columns: Sequence[str], report: Callable[[BadMessage], object]) -> Iterator[Rows]:
+def rows_of(
+    messages: Messages,
+    *,
+    columns: Sequence[str],
+    report: Callable[[BadMessage], object],
+    default_cells: Mapping[str, str] | None = None,
+) -> Iterator[Rows]:
     """Give the rows of messages in their order, those that are alike together.
 
     Args:
         messages: from a broker.
         columns: of the schema.
         report: called with each message that is no row; it is left out.
+        default_cells: cells of messages that lack a field, by column; a missing value where none is given.
     """
+    read = _Reading(messages=messages, columns=columns, report=report, default_cells=default_cells or {})
     payloads = [name for name in Payload if name.value in messages.columns and name.value not in columns]
     kinds = np.zeros(len(messages.ids), dtype=np.int64)
     for number, name in enumerate(payloads, start=1):
@@ -86,33 +94,52 @@ def rows_of(messages: Messages, *, columns: Sequence[str], report: Callable[[Bad
         if begin == end:
             continue
         if not kinds[begin]:
-            yield from _of_fields(messages, columns=columns, report=report, begin=begin, end=end)
+            yield from _of_fields(read, begin=begin, end=end)
         elif payloads[int(kinds[begin]) - 1] is Payload.JSON:
-            yield from _of_json(messages, columns=columns, report=report, begin=begin, end=end)
+            yield from _of_json(read, begin=begin, end=end)
         else:
-            yield from _of_arrow(messages, columns=columns, report=report, begin=begin, end=end)
+            yield from _of_arrow(read, begin=begin, end=end)
         begin = end
 
 
-def _of_fields(
-    messages: Messages, *, columns: Sequence[str], report: Callable[[BadMessage], object], begin: int, end: int
-) -> Iterator[Rows]:
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """Messages, and what is asked of them; see `rows_of`."""
+
+    messages: Messages
+    columns: Sequence[str]
+    report: Callable[[BadMessage], object]
+    default_cells: Mapping[str, str]
+
+    @property
+    def needed(self) -> list[str]:
+        """Columns that a message cannot do without."""
+        return [name for name in self.columns if name not in self.default_cells]
+
+
+def _of_fields(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
     """Give the rows of messages whose fields are columns."""
+    messages = read.messages
+    columns = read.columns
+    report = read.report
     num_rows = end - begin
     keep = np.ones(num_rows, dtype=np.bool_)
     has_any = np.zeros(num_rows, dtype=np.bool_)
     series: list[pl.Series] = []
     for name in columns:
         cells = messages.columns.get(name)
+        default = read.default_cells.get(name)
         if cells is None:
-            series.append(pl.Series(name, [None] * num_rows, dtype=pl.String))
+            series.append(pl.Series(name, [default] * num_rows, dtype=pl.String))
             continue
         raw = pl.Series(name, pa.array(cells[begin:end], type=pa.binary()))
         text = _as_text(raw)
-        has_any |= raw.is_not_null().to_numpy()
+        if default is None:
+            has_any |= raw.is_not_null().to_numpy()
         _refuse_cells(raw, text, keep=keep, report=report, begin=begin)
         # As an empty cell of a CSV file, which has no other way to say that nothing is known.
-        series.append(text.set(text == "", None))
+        text = text.set(text == "", None)
+        series.append(text if default is None else text.set(raw.is_null(), default))
     for index in np.flatnonzero(~has_any & keep).tolist():
         found = ", ".join(name for name, cells in messages.columns.items() if cells[begin + index] is not None)
         keep[index] = False
@@ -169,11 +196,11 @@ def _without_columns(index: int, *, columns: Sequence[str], found: str) -> BadMe
     )
 
 
-def _of_json(
-    messages: Messages, *, columns: Sequence[str], report: Callable[[BadMessage], object], begin: int, end: int
-) -> Iterator[Rows]:
+def _of_json(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
     """Give the rows of messages that are objects of JSON."""
-    payload = messages.columns[Payload.JSON.value]
+    columns = read.columns
+    report = read.report
+    payload = read.messages.columns[Payload.JSON.value]
     found: list[dict[str, Any]] = []
     rows: list[int] = []
     for index in range(begin, end):
@@ -187,10 +214,10 @@ def _of_json(
             expected = f"an object of JSON in the field {Payload.JSON.value!r}"
             shown = _shown(cell)
             report(BadMessage(index=index, reason=BadReason.UNPARSABLE, expected=expected, found=shown))
-        elif not any(name in row for name in columns):
+        elif not any(name in row for name in read.needed):
             report(_without_columns(index, columns=columns, found=f"keys {', '.join(row)}" if row else "no key"))
         else:
-            found.append(row)
+            found.append({**read.default_cells, **row})
             rows.append(index)
     for first, last in _alike(found, columns=columns):
         part = found[first:last]
@@ -230,11 +257,11 @@ def _text_of(value: Any) -> str | None:
     return json.dumps(value)
 
 
-def _of_arrow(
-    messages: Messages, *, columns: Sequence[str], report: Callable[[BadMessage], object], begin: int, end: int
-) -> Iterator[Rows]:
+def _of_arrow(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
     """Give the rows of messages that are Arrow streams."""
-    payload = messages.columns[Payload.ARROW.value]
+    columns = read.columns
+    report = read.report
+    payload = read.messages.columns[Payload.ARROW.value]
     for index in range(begin, end):
         cell = payload[index]
         try:
@@ -247,6 +274,9 @@ def _of_arrow(
             shown = f"{str(error).partition(chr(10))[0][:200]} in {_shown(cell)}"
             report(BadMessage(index=index, reason=BadReason.UNPARSABLE, expected=expected, found=shown))
             continue
+        for name, default in read.default_cells.items():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.array([default] * table.num_rows, type=pa.string()))
         missing = [name for name in columns if table.column_names.count(name) != 1]
         if missing:
             expected = f"the columns {', '.join(columns)} in the Arrow stream, once each"
