@@ -198,6 +198,7 @@ class Arrivals:
         labels: Sequence[DataPath] = (),
         latest_s: float = np.inf,
         progress: ProgressCallback | None = None,
+        closes: bool = True,
     ) -> Taken:
         """Take the rows of those files that have not arrived before.
 
@@ -206,6 +207,8 @@ class Arrivals:
             labels: all files with records of labels; they are taken behind the rows.
             latest_s: seconds since 1970; rows later than that have a wrong clock, and are bad rows.
             progress: called with (phase, rows done, rows in all or None).
+            closes: close the windows whose end both logs have passed; False: `close_windows` does, when messages that
+                are there were taken, too.
 
         Raises:
             DataError: a file has changed since its rows were taken; a bad row (policy ERROR); times in another unit.
@@ -220,7 +223,10 @@ class Arrivals:
         found = self._take_files(new, copies, told=told) if new or copies else Taken()
         if self._awaiting is None:
             return found
-        return self._with_labels(found, labels, awaiting=self._awaiting, counts=counts, told=told)
+        found = self._with_labels(found, labels, awaiting=self._awaiting, counts=counts, told=told)
+        if closes:
+            self.close_windows()
+        return found
 
     def _take_files(self, new: Sequence[NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
         """Take the rows of new files, and note which files are copies of others."""
@@ -751,7 +757,7 @@ class Arrivals:
         counts: Counter[str],
         told: ProgressCallback,
     ) -> Taken:
-        """Take files of labels, and close the windows whose end both logs have passed.
+        """Take files of labels.
 
         Args:
             taken: the rows that were taken before.
@@ -776,7 +782,6 @@ class Arrivals:
                 self._remember(copy)
             again += [copy.path for copy in copies]
             torn += torn_names(new)
-        awaiting.close(cut=self._cut, is_over=False)
         files = self.journal.label_files[before:]
         return replace(
             taken,
@@ -811,7 +816,7 @@ class Arrivals:
         if newest is not None and np.isfinite(newest):
             done_until = max(newest, -np.inf if journal.done_until is None else journal.done_until)
         last = None if journal.open else Window(key=oldest.key, name=oldest.name)
-        self._kept.apply(Change(is_done=True, last=last, num_dealt=num_dealt, done_until=done_until))
+        self._kept.apply(Change(is_done=True, last=last, by_state=True, num_dealt=num_dealt, done_until=done_until))
         self._kept.save()
         if self._awaiting is not None:
             self._awaiting.settle(cut=self._cut)

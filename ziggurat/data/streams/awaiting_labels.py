@@ -585,8 +585,10 @@ class AwaitingLabels:
                     found = self._without_early(piece, known, good, cut=cut, bad_rows=bad_rows)
                     (own if window == key > before else late).extend(found)
                     if found != [piece]:
-                        reheld.setdefault(str(window), [*held.pieces]).remove(piece)
-                        reheld[str(window)] += found
+                        # In the place of the piece: later lessons of its rows are in the order of all.
+                        rest = reheld.setdefault(str(window), [*held.pieces])
+                        at = rest.index(piece)
+                        rest[at : at + 1] = found
             num_bad = bad_rows.num_rows
         taught: dict[str, list[Piece]] = {}
         for moment, piece in spool.pieces:

@@ -64,7 +64,8 @@ class Taken:
         bad: rows of them that were put aside.
         again: files that were left out, as their content had arrived before.
         newest_s: the latest time of these rows in seconds since 1970; minus infinity where there is none.
-        lost: messages that the broker no longer had.
+        lost: messages with rows that the broker no longer had.
+        lost_labels: messages with labels that it no longer had.
         label_files: files of labels that were taken.
         labels: records of them.
         label_counts: records of labels by what became of them, of those that are named.
@@ -79,6 +80,7 @@ class Taken:
     again: tuple[str, ...] = ()
     newest_s: float = field(default=-np.inf, compare=False)
     lost: int = 0
+    lost_labels: int = 0
     label_files: int = 0
     labels: int = 0
     label_counts: dict[str, int] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class Taken:
             again=self.again + other.again,
             newest_s=max(self.newest_s, other.newest_s),
             lost=self.lost + other.lost,
+            lost_labels=self.lost_labels + other.lost_labels,
             label_files=self.label_files + other.label_files,
             labels=self.labels + other.labels,
             label_counts={name: count + other.label_counts.get(name, 0) for name, count in counts.items()},

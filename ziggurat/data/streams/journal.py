@@ -206,6 +206,7 @@ class Change:
         copies: files whose content had arrived before, under another name.
         is_done: the oldest open window, with the late rows, is done; where none is open, `last` is.
         last: key and name of a window of late rows alone.
+        by_state: its lessons are in order of their states; False in journals from before they were.
         done_until: the latest time of windows of rows that are done, by now.
         forgotten: windows whose rows are gone, by now.
         lessons: rows of it that are to be trained, by the key of the window in which they may be.
@@ -242,6 +243,7 @@ class Change:
     copies: list[ArrivedFile] = field(default_factory=list)
     is_done: bool = False
     last: Window | None = None
+    by_state: bool = False
     done_until: float | None = None
     forgotten: int | None = None
     lessons: dict[str, list[Piece]] = field(default_factory=dict)
@@ -371,7 +373,8 @@ class Journal:
             self.num_dealt = change.num_dealt
         self.copies += change.copies
         if change.is_done:
-            window = self.with_late(self.open.pop(0) if change.last is None else change.last)
+            last = self.open.pop(0) if change.last is None else change.last
+            window = self.with_late(last, by_state=change.by_state)
             self.newest.pop(str(window.key), None)
             self.late = []
             self.num_counted = self.dropped
@@ -502,10 +505,21 @@ class Journal:
         self.num_folded = shift + len(gone)
         self.files = [_folded(gone), *self.files[len(gone) :]]
 
-    def with_late(self, window: Window) -> Window:
-        """Return a copy of a window with what came too late for those before it, and with its lessons."""
+    def with_late(self, window: Window, *, by_state: bool = True) -> Window:
+        """Return a copy of a window with what came too late for those before it, and with its lessons.
+
+        Args:
+            window: that is done, or would be.
+            by_state: put its lessons in order of their states: in that of their arrival they depend on how rows were
+                cut into files, or into the messages that were taken together, which for the same rows may be otherwise
+                after a kill.
+        """
         late = sum(piece.rows for piece in self.late)
-        lessons = [piece for key in self._keys_of_lessons(window) for piece in self.lessons[key]]
+        lessons: list[Piece] = []
+        for key in self._keys_of_lessons(window):
+            of_key = self.lessons[key]
+            # Stable: those of one state stay in the order of their rows.
+            lessons += sorted(of_key, key=_number_of_state) if by_state else of_key
         dropped = self.dropped - self.num_counted
         found = dataclasses.replace(window, pieces=[*window.pieces], late=late, dropped=dropped, lessons=lessons)
         found.awaits = found.awaits or (bool(late) and self.config.delay.has_records)
@@ -518,6 +532,10 @@ class Journal:
         These are of rows that came late, and of labels of hours in which no row came.
         """
         return [key for key in sorted(self.lessons, key=int) if int(key) <= window.key]
+
+
+def _number_of_state(piece: Piece) -> int:
+    return -1 if piece.state is None else piece.state.number
 
 
 def _folded(files: Sequence[ArrivedFile]) -> ArrivedFile:

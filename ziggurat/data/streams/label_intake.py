@@ -73,7 +73,7 @@ class LabelIntake:
         arrived = self._awaiting.receive(rows, cut=self._cut, latest_s=latest_s)
         return Taken(
             bad=arrived.bad,
-            lost=arrived.lost,
+            lost_labels=arrived.lost,
             label_files=1,
             labels=arrived.rows,
             label_counts=dict(Counter(self._journal.label_counts) - before),

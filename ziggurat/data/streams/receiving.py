@@ -138,6 +138,13 @@ class Receiving:
                 break
         return total
 
+    def connect(self) -> None:
+        """Connect to the broker where nothing is to be read yet, so that what is wrong with the stream is said now."""
+        try:
+            self._connected()
+        except BrokerAway as away:
+            self._note_away(away, begin=time.monotonic())
+
     def is_quiet(self, for_s: float) -> bool:
         """Return whether nothing has come for so many seconds from a broker that answers."""
         now = time.monotonic()

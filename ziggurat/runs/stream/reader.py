@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
+from ziggurat.data.streams.brokers import Broker, broker_of
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.files import Format
 from ziggurat.plain import as_group
@@ -37,7 +38,7 @@ class _Record:
     place: str
     former: tuple[str, ...] = ()
     acknowledged: str = ""
-    stream: str = ""
+    url: str = ""
 
 
 class KeptReader:
@@ -58,8 +59,8 @@ class KeptReader:
             former = () if found is None else (found.name, *found.former)
             name = f"ziggurat:{place}:{secrets.token_hex(4)}"
             acknowledged = "" if found is None else found.acknowledged
-            stream = "" if found is None else found.stream
-            found = _Record(name=name, place=place, former=former, acknowledged=acknowledged, stream=stream)
+            url = "" if found is None else found.url
+            found = _Record(name=name, place=place, former=former, acknowledged=acknowledged, url=url)
         self._record = found
         self.keep()
 
@@ -68,24 +69,27 @@ class KeptReader:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         READER.write(self._path, as_group(to_json(self._record)))
 
-    def read_from(self, stream: str, *, has_position: bool) -> None:
-        """Write down which messages positions belong to.
+    def read_from(self, broker: Broker, url: str, *, has_position: bool) -> None:
+        """Write down which messages of labels positions belong to.
 
         Args:
-            stream: of a broker.
+            broker: whose messages they are.
+            url: of the stream.
             has_position: whether messages were taken before.
 
         Raises:
             ConfigError: these were those of another stream.
         """
-        if has_position and self._record.stream not in ("", stream):
+        before = self._record.url
+        is_other = bool(before) and broker_of((before,), flag="--labels") is not broker
+        if has_position and before and (is_other or broker.stream_of(before) != broker.stream_of(url)):
             raise ConfigError(
-                expected=f"the messages of {self._record.stream}, as before: positions in them are those of the stream",
-                found=stream,
-                where=str(self._path),
-                ways_out=(f"name {self._record.stream} again", "begin another stream: --out ANOTHER_FOLDER"),
+                expected=f"the messages of {before}, as before: positions in them are those of the stream",
+                found=url,
+                where=f"{self._path}, --labels",
+                ways_out=(f"--labels {before}", "begin another stream: --out ANOTHER_FOLDER"),
             )
-        self._record = replace(self._record, stream=stream)
+        self._record = replace(self._record, url=url)
         self.keep()
 
     def acknowledge(self, position: str) -> None:

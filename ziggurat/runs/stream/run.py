@@ -130,7 +130,7 @@ def stream_run(
         hooks: take part in training, on every rank.
         fits_batch: take a smaller batch size than that of the config where a window would be less than one step, and
             say so. A stream that goes on keeps the one that it began with.
-        labels: files or folders with records of labels, which find their rows by `stream.delay.key`.
+        labels: files, folders or a stream of a broker, with records of labels, which find their rows by `stream.delay.key`.
         takes_future: take rows of more than a day from now, as made data may have; else they are bad rows, since one
             of them would call all windows before it done.
 
@@ -310,7 +310,7 @@ class _Stream:
         own: hooks of the user.
         asked: says whether a signal has come.
         fits_batch: take a batch size that fits the windows.
-        labels: files or folders with records of labels.
+        labels: files, folders or a stream of a broker, with records of labels.
         takes_future: rows of the future are rows like others.
     """
 
@@ -373,8 +373,12 @@ class _Stream:
         """
         windows = self._windows
         self._look()
-        while not windows.is_done(1, is_over=self._follow is None) and self._follow is not None:
-            if not self._waited():
+        # Who was asked to end amid the messages of a broker has not seen all of them.
+        is_over = self._follow is None and not self._is_ending()
+        while not windows.is_done(1, is_over=is_over):
+            if is_over:
+                break  # `fit` says what is missing
+            if self.is_asked or not self._waited():
                 return False
         windows.fit()
         has_begun = self._ranks.on_first(self._run.has_begun)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from urllib.parse import urlsplit
 
 from ziggurat.data.streams.brokers.broker import broker_of
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, delayed_label
@@ -189,15 +188,29 @@ def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: S
     of_rows = broker_of(train)
     if of_labels is None or of_rows is None or of_rows is not of_labels:
         return
-    is_one_server = urlsplit(labels[0]).netloc == urlsplit(train[0]).netloc
-    if is_one_server and of_labels.stream_of(labels[0]) == of_rows.stream_of(train[0]):
+    url_of_labels = labels[0]
+    url_of_rows = train[0]
+    is_one_server = of_labels.server_of(url_of_labels) == of_rows.server_of(url_of_rows)
+    if is_one_server and of_labels.stream_of(url_of_labels) == of_rows.stream_of(url_of_rows):
         raise ConfigError(
             expected="a stream of messages for rows, and another one for labels",
-            found=f"{of_rows.stream_of(train[0])} for both",
+            found=f"{of_rows.stream_of(url_of_rows)} for both",
             where="settings of the stream, --labels",
             ways_out=(
-                "have producers send labels to a stream of their own",
-                "have producers send rows with their labels and --label-time, and leave --labels out",
+                "have producers send labels to a stream of their own, and name that: --labels",
+                "have producers send rows with their labels and --label-time, and leave --labels and --label-key out",
+            ),
+        )
+    groups = [of_rows.group_of(url_of_rows), of_labels.group_of(url_of_labels)]
+    if groups[0] != groups[1]:
+        # Who reads all rows anew in a group of their own would get the labels that another group has not acknowledged.
+        raise ConfigError(
+            expected="one consumer group for rows and labels, as both are acknowledged together",
+            found=f"{groups[0]!r} of {url_of_rows}, and {groups[1]!r} of {url_of_labels}",
+            where="settings of the stream, --labels",
+            ways_out=(
+                f"?group={groups[0]} behind the URL of --labels",
+                f"?group={groups[1]} behind the URL of --data.train",
             ),
         )
 

@@ -253,9 +253,8 @@ class StreamWindows:
                     broker, data.train[0], kept, intake=self._arrivals, is_asked=is_asked
                 )
             if label_broker is not None and kept_of_labels is not None:
-                kept_of_labels.read_from(
-                    label_broker.stream_of(self._labels[0]), has_position=bool(self._arrivals.journal.label_files)
-                )
+                has_position = bool(self._arrivals.journal.label_files)
+                kept_of_labels.read_from(label_broker, self._labels[0], has_position=has_position)
                 self._label_intake = LabelIntake(self._arrivals)
                 self._receiving_labels = self._received_from(
                     label_broker, self._labels[0], kept_of_labels, intake=self._label_intake, is_asked=is_asked
@@ -350,6 +349,8 @@ class StreamWindows:
             parts.append(f"labels {counts_in_words(taken.label_counts)}")
         if taken.lost:
             parts.append(f"warning: {taken.lost:,} messages before them were trimmed, and are lost")
+        if taken.lost_labels:
+            parts.append(f"warning: {taken.lost_labels:,} messages with labels were trimmed, and are lost")
         if taken.late:
             what = "trained in the window that they came in" if not arrivals.journal.dropped else "left out"
             parts.append(f"{taken.late:,} {'rows' if self._labels else 'of them'} late, {what}")
@@ -381,12 +382,15 @@ class StreamWindows:
             found += self._receiving.look(latest_s=latest_s, told=told)
         files, labels = self._files()
         if self._receiving is None or labels:
-            found += arrivals.take(files, labels=labels, latest_s=latest_s, progress=told)
-        if self._receiving_labels is not None and self._label_intake is not None and self._label_intake.can_receive:
-            found += self._receiving_labels.look(latest_s=latest_s, told=told)
+            found += arrivals.take(files, labels=labels, latest_s=latest_s, progress=told, closes=False)
+        if self._receiving_labels is not None and self._label_intake is not None:
+            if self._label_intake.can_receive:
+                found += self._receiving_labels.look(latest_s=latest_s, told=told)
+            else:
+                self._receiving_labels.connect()
         if self._delay.has_records:
             if found.files or found.label_files:
-                # A window may be closed now, and what waits in memory is older than that.
+                # What waits in memory has come, too, and a window that is closed now may be its own.
                 found += self._flushed()
             arrivals.close_windows()
         return found
@@ -515,7 +519,6 @@ class StreamWindows:
             return False
         for_s = self._follow.idle_close_s
         receivings = [each for each in (self._receiving, self._receiving_labels) if each is not None]
-        # Of files, and of messages of which none has been asked for yet.
         has_files = self._receiving is None or (self._labels and self._receiving_labels is None)
         if has_files and time.monotonic() - self._last_came_s < for_s:
             return False
@@ -687,6 +690,7 @@ class StreamWindows:
         waiting = [*journal.done, *journal.open]
         source = f"{num_files:,} raw file{'s' if num_files != 1 else ''}"
         lost = sum(file.lost for file in journal.files)
+        lost_labels = sum(file.lost for file in journal.label_files)
         lines = {
             "rows": f"{self._held.num_rows:,} from {source if self._receiving is None else self._data.train[0]}",
             "split": f"windows by {journal.config.by}, {len(waiting):,} so far; vocabularies of {waiting[0].name}",
@@ -701,6 +705,8 @@ class StreamWindows:
             lines["left out"] = f"{left_out:,} rows from {journal.config.until} on"
         if lost:
             lines["lost"] = f"{lost:,} messages that the broker had trimmed before they were read"
+        if lost_labels:
+            lines["lost labels"] = f"{lost_labels:,} messages that the broker had trimmed before they were read"
         return lines
 
     def refuse_no_rows(self, history: EncodedDataset | MemoryDataset) -> None:

@@ -179,6 +179,23 @@ class Broker(Specification, kind="broker"):
         """
         return urlsplit(url).path.strip("/")
 
+    def server_of(self, url: str) -> str:
+        """Return the server that has the messages: the same for all URLs that name it alike.
+
+        Args:
+            url: as the user gave it.
+        """
+        return urlsplit(url).netloc
+
+    def group_of(self, url: str) -> str:
+        """Return the name under which the broker keeps how far messages were read; "" where it has none.
+
+        Args:
+            url: as the user gave it.
+        """
+        del url
+        return ""
+
     def check(self, url: str) -> None:
         """Refuse a URL that cannot be right, before anything is connected to.
 

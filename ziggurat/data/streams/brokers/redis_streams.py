@@ -218,6 +218,15 @@ class RedisStreams(Broker):
         settings = _Settings.of(url)
         return f"{settings.key} of data base {settings.db}" if settings.db else settings.key
 
+    def server_of(self, url: str) -> str:
+        """Return host and port."""
+        settings = _Settings.of(url)
+        return f"{settings.host}:{settings.port}"
+
+    def group_of(self, url: str) -> str:
+        """Return the consumer group."""
+        return _Settings.of(url).group
+
     def check(self, url: str) -> None:
         """Refuse a URL that cannot be right, and a machine without the client."""
         _Settings.of(url)
