@@ -14,7 +14,8 @@
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU, and compiled for sm_90 (downloads 0.2 GB)
 #   make test-bare     what trains, with torch 2.11, Triton 3.6, numpy, pyarrow and little else, in .venv-bare
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items, 10,000 things that happen to servers
-#   make chaos-stream  kill -9 of streams inside of windows, while they publish beside a reader, and while a teacher is logged
+#   make chaos-stream  kill -9 of streams inside of windows, while they publish beside a reader, while a teacher is logged,
+#                      and of two logs of a broker, with what else happens to one
 #   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make bench-gpu     both: what needs a GPU and what is measured on one, part by part, in five minutes (GPU_OUT=folder)
 #   make index    write docs/files.md, docs/cli.md and docs/experiments/list.md: every file, flag, experiment, a line each
@@ -169,7 +170,8 @@ chaos-serve: setup
 
 chaos-stream: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 14400 -s tests/runs/stream/test_killed_streams.py \
-	  tests/runs/stream/test_killed_publishing.py tests/runs/stream/test_live_scores.py tests/runs/teachers/test_killed_logging.py
+	  tests/runs/stream/test_killed_publishing.py tests/runs/stream/test_live_scores.py tests/runs/teachers/test_killed_logging.py \
+	  tests/runs/stream/test_labels_of_a_broker.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

@@ -14,6 +14,7 @@ from ziggurat.data.streams import journal as module
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, JournalFile, Piece, Window
 from ziggurat.data.streams.windows import Clock, StreamConfig
 from ziggurat.errors import CheckpointError
+from ziggurat.features.label_state import LabelState
 
 
 def empty() -> Journal:
@@ -41,6 +42,17 @@ def file_change(number: int, *, keys: list[int], late: int = 0) -> Change:
         late=pieces[len(keys) :],
         newest={str(key): float(key) for key in keys},
     )
+
+
+def test_lessons_of_a_window_go_by_state_unless_an_earlier_version_has_called_it_done() -> None:
+    """A window that an earlier version has begun to train keeps the order in which it did."""
+    states = [LabelState.ASSUMED, LabelState.KNOWN, LabelState.ASSUMED, LabelState.KNOWN]
+    pieces = [Piece(file=0, part="a", group=group, rows=1, state=state) for group, state in enumerate(states)]
+    for by_state, expected in ((True, [1, 3, 0, 2]), (False, [0, 1, 2, 3])):
+        journal = empty()
+        journal.apply(Change(arrived=[Window(key=1, name="w1")], lessons={"1": pieces}))
+        journal.apply(Change(is_done=True, by_state=by_state))
+        assert [piece.group for piece in journal.done[0].lessons] == expected
 
 
 @st.composite

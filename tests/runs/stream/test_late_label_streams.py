@@ -120,6 +120,25 @@ def test_two_logs_are_trained_as_one_file_with_both(tmp_path: Path) -> None:
     assert any("scored, labels until 2000-05-13 12:00:00" in line for line in said.lines), said.lines
 
 
+def test_bits_do_not_depend_on_how_the_same_rows_are_cut_into_files(tmp_path: Path) -> None:
+    """Of messages it is chance which of them are taken together, and after a kill it may be otherwise."""
+    frame = delayed_events(200, days=4)
+    for name, num_files in (("one", 1), ("five", 5)):
+        (tmp_path / name).mkdir()
+        write_logs(tmp_path / name, frame, num_files=num_files)
+        live(str(tmp_path / name))
+    assert_same_streams(tmp_path / "one/run", tmp_path / "five/run")
+    # And of one log with both columns, of which the same rows are in the same order.
+    (tmp_path / "both").mkdir()
+    for number, part in enumerate(frame.iter_slices(70)):
+        part.write_parquet(tmp_path / f"both/{number}.parquet")
+    delay = delay_of(key="", observe_s=DAY / 4)
+    for name, source in (("cut", tmp_path / "both"), ("whole", tmp_path / "one/both.parquet")):
+        stream_run(config_of(source), folder=tmp_path / name, stream=StreamConfig(by="day", delay=delay))
+    assert_same_streams(tmp_path / "cut", tmp_path / "whole")
+    assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "one/run"))
+
+
 def test_a_stream_goes_on_with_rows_and_labels_that_have_come_since(tmp_path: Path) -> None:
     frame = delayed_events(400)
     write_logs(tmp_path, frame, num_files=1)
@@ -226,10 +245,9 @@ class EndsIn(Hook):
 @pytest.mark.parametrize(
     ("delay", "labels", "match"),
     [
-        (DelayConfig(), ("labels",), "--delay wait, assume-negative or correct, with labels that come in files"),
+        (DelayConfig(), ("labels",), "--delay wait, assume-negative or correct, with labels that have records"),
         (delay_of(key=""), ("labels",), "no --label-key"),
         (delay_of(), (), "no --labels"),
-        (delay_of(), ("redis://localhost/labels",), "messages are not joined"),
     ],
 )
 def test_halves_of_settings_are_refused(

@@ -281,6 +281,19 @@ def test_an_entry_whose_time_is_of_another_type_or_unit_is_a_bad_row(server: Red
     assert {line["reason"] for line in lines} == {"unparsable", "other_unit"}
 
 
+def test_an_entry_whose_time_is_a_list_or_a_truth_is_a_bad_row(server: RedisServer, tmp_path: Path) -> None:
+    key = "time-types"
+    send(server, key, interleaved(60, days=1, seed=3))
+    with server.client() as client:
+        for at in ("[957139300]", "true"):
+            client.xadd(key, {"json": f'{{"user": "u1", "item": 1, "age": 1, "click": 1, "at": {at}}}'})
+    config = config_from(server.url(key), bad_rows=BadRowPolicy.QUARANTINE)
+    result = stream_run(config, folder=tmp_path / "run", stream=STREAM)
+    assert [window.rows for window in result.windows] == [60]
+    kept = (tmp_path / "run/stream").glob("*/quarantine/*.jsonl")
+    assert [json.loads(line)["row"] for path in kept for line in path.read_text().splitlines()] == [60, 61]
+
+
 def test_a_stream_that_goes_on_refuses_the_messages_of_another_key(server: RedisServer, tmp_path: Path) -> None:
     for key in ("first", "second"):
         send(server, key, interleaved(60, days=1, seed=3))
@@ -362,10 +375,13 @@ class Faults:
         if self.process is not None and self.process.is_alive():
             return
         assert self.process is None or self.process.exitcode == -signal.SIGKILL, self.process.exitcode
-        self.process = _context.Process(target=live, args=(self.url, str(self.folder), True))
+        self.process = self._made()
         self.process.start()
         self.num_lives += 1
         wait_for_begin(self.process, self.base)
+
+    def _made(self) -> Any:
+        return _context.Process(target=live, args=(self.url, str(self.folder), True))
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)

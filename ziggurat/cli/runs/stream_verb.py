@@ -334,8 +334,9 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="files or a folder of labels that come later than their rows, in records of their own: key, --label-time "
-        "and the label column, without which each is a positive; needs --attribution-s; may be given again",
+        help="files, a folder, or a stream of a broker (redis://HOST/STREAM) with labels that come later than their "
+        "rows, in records of their own: key, --label-time and the label column, without which each is a positive; "
+        "needs --attribution-s; files may be given again",
     )
     parser.add_argument(
         "--label-key", metavar="COLUMN", default="", help="with --labels: column by which a label finds its row"

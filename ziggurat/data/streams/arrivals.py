@@ -44,13 +44,14 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.order_of_dates import order_of_dates, shown_order
 from ziggurat.data.preprocess.values.parsing import refuse_wrong_types
 from ziggurat.data.preprocess.values.times import readable_times
-from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.awaiting_labels import Arriving, AwaitingLabels, Truth, naming_roles
 from ziggurat.data.streams.intake import ReceivedRows, Taken
 from ziggurat.data.streams.journal import ArrivedFile, Change, Journal, Piece, Window
 from ziggurat.data.streams.kept_rows import KeptRows
 from ziggurat.data.streams.label_delay import delayed_label, label_times, lessons, positives_of
+from ziggurat.data.streams.late_labels import refuse_unreadable_keys, report_unreadable
 from ziggurat.data.streams.new_files import NewFile, content_digest, record_of_copy, torn_names
 from ziggurat.data.streams.row_spool import RowSpool
 from ziggurat.data.streams.windows import HISTORY, LEFT_OUT, UNREADABLE, Clock, Cut, LateRows, StreamConfig
@@ -223,10 +224,10 @@ class Arrivals:
         found = self._take_files(new, copies, told=told) if new or copies else Taken()
         if self._awaiting is None:
             return found
-        found = self._with_labels(found, labels, awaiting=self._awaiting, counts=counts, told=told)
+        found = self._with_labels(found, labels, awaiting=self._awaiting, told=told)
         if closes:
             self.close_windows()
-        return found
+        return replace(found, label_counts=dict(Counter(self.journal.label_counts) - counts))
 
     def _take_files(self, new: Sequence[NewFile], copies: list[ArrivedFile], *, told: ProgressCallback) -> Taken:
         """Take the rows of new files, and note which files are copies of others."""
@@ -526,6 +527,8 @@ class Arrivals:
             return True
         try:
             refuse_wrong_types(self._schema, chunk, with_labels=not self._config.delay.has_records)
+            if self._config.delay.has_records:
+                refuse_unreadable_keys(chunk, self._config.delay.key)
             return True
         except SchemaError as error:
             if not self._is_by_row:
@@ -539,18 +542,7 @@ class Arrivals:
                         "correct the schema, and begin the stream anew: --out ANOTHER_FOLDER",
                     ),
                 ) from error
-            for row in chunk.file_rows.tolist():
-                bad_rows.report(
-                    BadRow(
-                        path=chunk.path,
-                        row=row,
-                        line=None,
-                        column="",
-                        reason=BadReason.NOT_READABLE,
-                        expected=error.expected,
-                        found=error.found,
-                    )
-                )
+            report_unreadable(chunk, error, bad_rows=bad_rows)
             return False
 
     def _frames(self, source: _Source, *, columns: Sequence[str]) -> Iterator[RawChunk]:
@@ -754,7 +746,6 @@ class Arrivals:
         labels: Sequence[DataPath],
         *,
         awaiting: AwaitingLabels,
-        counts: Counter[str],
         told: ProgressCallback,
     ) -> Taken:
         """Take files of labels.
@@ -763,7 +754,6 @@ class Arrivals:
             taken: the rows that were taken before.
             labels: files of labels.
             awaiting: the rows that wait for them.
-            counts: of records of labels, as they were before.
             told: see `take`.
         """
         before = len(self.journal.label_files)
@@ -789,7 +779,6 @@ class Arrivals:
             again=tuple(again),
             label_files=len(files),
             labels=sum(file.rows for file in files),
-            label_counts=dict(Counter(self.journal.label_counts) - counts),
             torn=torn,
         )
 

@@ -58,6 +58,7 @@ from ziggurat.data.streams.late_labels import (
     records_of,
     report_keyless,
     report_second_rows,
+    report_unreadable,
 )
 from ziggurat.data.streams.new_files import NewFile
 from ziggurat.data.streams.row_spool import RowSpool
@@ -404,16 +405,22 @@ class AwaitingLabels:
         return BadRows(self._data.bad_rows, folder=folder, budget=budget, message_of=message_of)
 
     def _records(self, chunk: RawChunk, *, cut: Cut, bad_rows: BadRows, latest_s: float, by_row: bool = False) -> Keyed:
-        return records_of(
-            chunk,
-            key=self._delay.key,
-            label=self._label,
-            schema=self._schema,
-            clock=replace(cut.clock, column=self._delay.column),
-            bad_rows=bad_rows,
-            latest_s=latest_s,
-            by_row=by_row,
-        )
+        try:
+            return records_of(
+                chunk,
+                key=self._delay.key,
+                label=self._label,
+                schema=self._schema,
+                clock=replace(cut.clock, column=self._delay.column),
+                bad_rows=bad_rows,
+                latest_s=latest_s,
+                by_row=by_row,
+            )
+        except SchemaError as error:
+            if not by_row:
+                raise
+            report_unreadable(chunk, error, bad_rows=bad_rows)
+            return Keyed.joined([])
 
     def _enter(self, arrived: ArrivedFile, records: Keyed, *, cut: Cut) -> ArrivedFile:
         """Enter records and what they came in into the journal together."""

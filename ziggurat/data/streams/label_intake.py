@@ -9,7 +9,6 @@ labels, so these are acknowledged behind them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -69,14 +68,12 @@ class LabelIntake:
 
     def receive(self, rows: ReceivedRows, *, latest_s: float = np.inf) -> Taken:
         """Take records, and the position behind them with them."""
-        before = Counter(self._journal.label_counts)
         arrived = self._awaiting.receive(rows, cut=self._cut, latest_s=latest_s)
         return Taken(
             bad=arrived.bad,
             lost_labels=arrived.lost,
             label_files=1,
             labels=arrived.rows,
-            label_counts=dict(Counter(self._journal.label_counts) - before),
         )
 
     def covered(self, number: int) -> str:

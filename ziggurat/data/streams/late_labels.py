@@ -31,10 +31,11 @@ from jaxtyping import Bool, Float64
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, with_truths, wrong_type
 from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
-from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.windows import Clock
 from ziggurat.data.teachers.side_table import example_ids
+from ziggurat.errors import SchemaError
 from ziggurat.features.labels import Label
 from ziggurat.features.schema import Schema, column_of
 
@@ -262,13 +263,23 @@ def keys_of(chunk: RawChunk, column: str) -> tuple[np.ndarray, Bool[np.ndarray, 
     Raises:
         SchemaError: a column of lists.
     """
-    series = needed_column(chunk, column, role="the key of labels")
-    texts = canonical_text(series)
-    if texts is None:
-        raise wrong_type(series, chunk, role="the key of labels", expected="texts or numbers")
+    refuse_unreadable_keys(chunk, column)
+    texts = canonical_text(chunk.column(column))
+    assert texts is not None, "its type was looked at"
     texts = texts.str.strip_chars().fill_null("")
     digests = example_ids(RawChunk.of(pl.DataFrame({column: texts})), [column])
     return np.ascontiguousarray(digests).view(_KEY).reshape(-1), (texts != "").to_numpy()
+
+
+def refuse_unreadable_keys(chunk: RawChunk, column: str) -> None:
+    """Refuse a column of keys whose type is none of texts or numbers, by its type alone.
+
+    Raises:
+        SchemaError: a column of lists.
+    """
+    series = needed_column(chunk, column, role="the key of labels")
+    if canonical_text(series.head(1)) is None:
+        raise wrong_type(series, chunk, role="the key of labels", expected="texts or numbers")
 
 
 def records_of(
@@ -296,9 +307,9 @@ def records_of(
 
     Raises:
         DataError: such a record (policy ERROR), or times in another unit than those of rows.
+        SchemaError: a column of a type that cannot be read; no record was reported then.
     """
     clean = with_nulls(chunk, schema.missing_texts)
-    times = clock.times(clean, bad_rows=bad_rows, latest_s=latest_s, by_row=by_row)
     keys, has_key = keys_of(clean, key)
     faults = Faults(chunk=clean)
     is_positive = np.ones(chunk.num_rows, dtype=np.bool_)
@@ -308,9 +319,26 @@ def records_of(
         values = parse_label(label, read.column(column_of(label)), faults)
         is_positive = values > 0.5
         is_labelled = ~np.isnan(values)
+    times = clock.times(clean, bad_rows=bad_rows, latest_s=latest_s, by_row=by_row)
     report_keyless(faults, has_key, column=key)
     is_good = faults.report(bad_rows) & ~np.isnan(times) & is_labelled
     return Keyed.of(keys, times, is_positive).where(is_good)
+
+
+def report_unreadable(chunk: RawChunk, error: SchemaError, *, bad_rows: BadRows) -> None:
+    """Report all rows of a chunk, each of a writer of its own, as bad rows: a column has a type that cannot be read."""
+    for row in chunk.file_rows.tolist():
+        bad_rows.report(
+            BadRow(
+                path=chunk.path,
+                row=row,
+                line=None,
+                column="",
+                reason=BadReason.NOT_READABLE,
+                expected=error.expected,
+                found=error.found,
+            )
+        )
 
 
 def report_keyless(faults: Faults, has_key: Bool[np.ndarray, " N"], *, column: str) -> None:

@@ -76,6 +76,7 @@ class Receiving:
         reader: who reads.
         follows: whether more messages come; otherwise it ends with those that there are.
         note: called with each position before the broker is told that all up to it is in a checkpoint.
+        has_begun: the broker was there before, though it may have had no message yet.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Receiving:
         reader: Reader,
         follows: bool,
         note: Callable[[str], None] = lambda position: None,
+        has_begun: bool = False,
     ) -> None:
         self._broker = broker
         self._url = url
@@ -96,6 +98,7 @@ class Receiving:
         self._reader = reader
         self._follows = follows
         self._note = note
+        self._has_begun = has_begun or bool(intake.position)
         self._subscription: Subscription | None = None
         self._pending = _Pending(position=intake.position)
         self._away_since: float | None = None
@@ -139,7 +142,9 @@ class Receiving:
         return total
 
     def connect(self) -> None:
-        """Connect to the broker where nothing is to be read yet, so that what is wrong with the stream is said now."""
+        """Connect to the broker, perhaps before anything is to be read, so that what is wrong is said now."""
+        if self._subscription is not None:
+            return
         try:
             self._connected()
         except BrokerAway as away:
@@ -199,7 +204,7 @@ class Receiving:
             return
         now = time.monotonic()
         # A stream that has begun waits for its broker; in one that begins, the URL may be wrong.
-        is_new = not self._has_connected and not self._intake.position
+        is_new = not self._has_connected and not self._has_begun
         if is_new or (not self._follows and now - begin > _PATIENCE_S):
             raise UnavailableError(
                 expected="a broker that answers",

@@ -64,6 +64,11 @@ class KeptReader:
         self._record = found
         self.keep()
 
+    @property
+    def url(self) -> str:
+        """Return the URL of the messages of labels; "" of rows, whose URL is in the config of the run."""
+        return self._record.url
+
     def keep(self) -> None:
         """Write it down."""
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,8 @@ def stream_run(
         hooks: take part in training, on every rank.
         fits_batch: take a smaller batch size than that of the config where a window would be less than one step, and
             say so. A stream that goes on keeps the one that it began with.
-        labels: files, folders or a stream of a broker, with records of labels, which find their rows by `stream.delay.key`.
+        labels: files, folders or a stream of a broker, with records of labels, which find their rows by
+            `stream.delay.key`.
         takes_future: take rows of more than a day from now, as made data may have; else they are bad rows, since one
             of them would call all windows before it done.
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -282,6 +283,7 @@ class StreamWindows:
             reader=reader,
             follows=self._follow is not None,
             note=kept.acknowledge,
+            has_begun=bool(self._held.journal.files),
         )
 
     def _refuse_other_form_of_labels(self, broker: Broker | None) -> None:
@@ -293,14 +295,14 @@ class StreamWindows:
         before = self._held.journal.label_files
         if not before or bool(before[-1].position) == (broker is not None):
             return
+        as_before = before[-1].path.rpartition("/")[0] or "."
+        if before[-1].position:
+            as_before = KeptReader(self._run.stream, file=LABELS_READER).url
         raise ConfigError(
             expected=f"labels from {'messages' if before[-1].position else 'files'}, as before",
             found=", ".join(self._labels),
             where=f"{self._run.stream}, --labels",
-            ways_out=(
-                f"name what the last ones came from: {before[-1].path.partition('#')[0]}",
-                "begin another stream: --out ANOTHER_FOLDER",
-            ),
+            ways_out=(f"--labels {as_before}", "begin another stream: --out ANOTHER_FOLDER"),
         )
 
     @property
@@ -377,23 +379,24 @@ class StreamWindows:
         """Take what has come: rows first, then labels, of files or of a broker."""
         arrivals = self._held
         latest_s = self._latest_s
+        counts = Counter(arrivals.journal.label_counts)
         found = Taken()
+        if self._receiving_labels is not None:
+            self._receiving_labels.connect()
         if self._receiving is not None:
             found += self._receiving.look(latest_s=latest_s, told=told)
         files, labels = self._files()
         if self._receiving is None or labels:
             found += arrivals.take(files, labels=labels, latest_s=latest_s, progress=told, closes=False)
-        if self._receiving_labels is not None and self._label_intake is not None:
-            if self._label_intake.can_receive:
-                found += self._receiving_labels.look(latest_s=latest_s, told=told)
-            else:
-                self._receiving_labels.connect()
+        if self._receiving_labels is not None and self._label_intake is not None and self._label_intake.can_receive:
+            found += self._receiving_labels.look(latest_s=latest_s, told=told)
         if self._delay.has_records:
             if found.files or found.label_files:
                 # What waits in memory has come, too, and a window that is closed now may be its own.
                 found += self._flushed()
             arrivals.close_windows()
-        return found
+        # Rows find labels that came before them, and a window that is closed those that no row is for.
+        return replace(found, label_counts=dict(Counter(arrivals.journal.label_counts) - counts))
 
     def _flushed(self) -> Taken:
         """Take messages that wait in memory."""

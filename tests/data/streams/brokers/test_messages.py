@@ -74,6 +74,26 @@ def test_kinds_of_messages_stay_in_their_order() -> None:
     assert found == [["1", "r"], ["1.10", "s"], [3, "u"], [4, "v"], ["true", ["t", "7"]], [None, "w"]]
 
 
+def test_a_field_that_a_message_may_do_without_has_a_cell_of_its_own_there() -> None:
+    """As the label of a record of labels, without which it is a positive; one that is empty is a missing value."""
+    entries = [
+        ("0", {"a": "r"}),
+        ("1", {"a": "s", "b": "0"}),
+        ("2", {"a": "t", "b": ""}),
+        ("3", {"b": "0"}),
+        ("4", {"json": '{"a": "u"}'}),
+        ("5", {"json": '{"a": "v", "b": null}'}),
+        ("6", {"json": '{"c": "v"}'}),
+        ("7", {"arrow": stream_of(pa.table({"a": ["w"]}))}),
+    ]
+    bad: list[BadMessage] = []
+    messages = Messages.of(entries, position="7")
+    parts = list(rows_of(messages, columns=["a", "b"], report=bad.append, default_cells={"b": "1"}))
+    found = [tuple(row.values()) for part in parts for row in part.frame.to_dicts()]
+    assert found == [("r", "1"), ("s", "0"), ("t", None), ("u", "1"), ("v", None), ("w", "1")]
+    assert [each.index for each in bad] == [3, 6], "without any field that it needs"
+
+
 def test_one_list_among_texts_makes_no_lists_of_the_others() -> None:
     """A column has one type, and as lists none of the messages beside it could be read."""
     values: list[object] = ["r", None, ["s"], "t", "u"]

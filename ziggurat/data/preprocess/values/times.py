@@ -60,7 +60,7 @@ def time_keys(
     if not by_row:
         kind_of_chunk(chunk, series, before=is_date)
         keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
-    elif series.dtype in (pl.String, pl.Null) or series.dtype.is_temporal() == is_date:
+    elif series.dtype in (pl.String, pl.Null) or _is_of_kind(series.dtype, is_date=is_date):
         keys = _keys(series, is_date=is_date and series.dtype != pl.Null, order=order)
     else:
         keys = np.full(len(series), np.nan)
@@ -72,6 +72,10 @@ def time_keys(
         expected = A_DATE if is_date else "a number (or dates in all rows) in the time column"
         report_unreadable(chunk, bad, column=column, expected=expected, bad_rows=bad_rows)
     return keys
+
+
+def _is_of_kind(kind: pl.DataType, *, is_date: bool) -> bool:
+    return isinstance(kind, pl.Date | pl.Datetime) if is_date else kind.is_numeric()
 
 
 def readable_times(series: pl.Series, *, order: DateOrder, is_date: bool | None = None) -> np.ndarray:
