@@ -594,7 +594,7 @@ def test_scaling_grows_a_tuned_recipe(study: Path, tmp_path: Path) -> None:
         ScaleConfig(models=("dnn",), factors=(1.0, 1.5, 2.0), tuned=str(tuned), **asked), out=tmp_path / "scaled"
     )
     recipe = load_config(tuned / "dnn.json")
-    assert found[0].points[0].model == recipe.model
+    assert found.models[0].points[0].model == recipe.model
     trained = load_config(next((tmp_path / "scaled").glob("*-tuned/dnn/1.5x_seed0")))
     assert trained.training.learning_rate == recipe.training.learning_rate
 

@@ -557,16 +557,19 @@ def test_a_reader_that_lives_in_the_group_of_the_labels_is_named(server: RedisSe
     rows, labels = world.logs.urls(takeover_s=5)
     with server.client() as client:
         client.xgroup_create(world.logs.keys[1], "ziggurat", "0")
+    begun = threading.Event()
     ends = threading.Event()
 
     def read() -> None:
         with server.client() as client:
             while not ends.wait(0.1):
                 client.xreadgroup("ziggurat", "somebody", {world.logs.keys[1]: "18446744073709551615-0"}, count=1)
+                begun.set()
 
     other = threading.Thread(target=read)
     other.start()
     try:
+        assert begun.wait(60)
         with pytest.raises(DataError, match="one trainer in the group") as refused:
             world.live(rows, labels)
     finally:
