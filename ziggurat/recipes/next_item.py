@@ -27,7 +27,7 @@ from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.preset import LayerPreset
-from ziggurat.models.sequence.next_item import NextItemConfig
+from ziggurat.models.sequence.next_item import NextItemConfig, Positions
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
@@ -42,7 +42,17 @@ EVENTS_SASREC = NextItemConfig(embedding_dim=50, layers=LayerPreset.SASREC, embe
 _OF_GSASREC = {"loss": NextItemLoss.GBCE, "num_negatives": 256, "length": VectorLength.FREE, "temperature": 1.0}
 EVENTS_GSASREC = replace(EVENTS_SASREC, **_OF_GSASREC)
 EVENTS_HSTU_LARGE = replace(EVENTS_HSTU, num_layers=8, num_heads=2)
-EVENTS_SASREC_WIDE = replace(EVENTS_SASREC, embedding_dim=128, num_layers=1, dropout=0.5, num_negatives=256)
+EVENTS_SASREC_WIDE = replace(  # the published settings of Amazon Beauty
+    EVENTS_SASREC,
+    embedding_dim=256,
+    num_layers=1,
+    dropout=0.2,
+    item_dropout=0.2,
+    num_negatives=256,
+    length=VectorLength.FREE,
+    temperature=1.0,
+    positions=Positions.FROM_END,
+)
 TABLE_EVENTS = (
     NextItemConfig(layers=LayerPreset.HSTU, embedding=SPARSE_TABLES),
     NextItemConfig(layers=LayerPreset.SASREC, embedding=SPARSE_TABLES),
@@ -73,15 +83,24 @@ def next_item_variants(model: NextItemConfig) -> dict[str, NextItemConfig]:
     }
 
 
-def _leave_one_out(model: ModelConfig, *, data: str, epochs: int, batch_size: int) -> RunConfig:
+def _leave_one_out(
+    model: ModelConfig,
+    *,
+    data: str,
+    epochs: int,
+    batch_size: int,
+    rate: float = 3e-3,
+    decay: Decay = Decay.LINEAR,
+    patience: int = 0,
+) -> RunConfig:
     """Next item of a public event log: as RecTools trains, but for rate and length, which validation data chose."""
     training = TrainingConfig(
         epochs=epochs,
-        learning_rate=3e-3,
+        learning_rate=rate,
         beta2=0.98,
-        schedule=ScheduleConfig(decay=Decay.LINEAR),
+        schedule=ScheduleConfig(decay=decay),
         evaluate_every=_EVALUATE_EVERY[data],
-        early_stop=EarlyStopConfig(metric=metrics.OF_RANKING),
+        early_stop=EarlyStopConfig(metric=metrics.OF_RANKING, patience=patience),
         evaluation_batch_size=512,
         loader=LoaderConfig(batch_size=batch_size),
     )
@@ -95,12 +114,24 @@ def _leave_one_out(model: ModelConfig, *, data: str, epochs: int, batch_size: in
 
 
 def _events_recipe(
-    name: str, model: NextItemConfig, *, data: str, about: str, epochs: int = 40, batch_size: int = 64
+    name: str,
+    model: NextItemConfig,
+    *,
+    data: str,
+    about: str,
+    epochs: int = 40,
+    batch_size: int = 64,
+    rate: float = 3e-3,
+    decay: Decay = Decay.LINEAR,
+    patience: int = 0,
 ) -> Recipe:
     """A recipe of a next-item model on a public event log."""
 
     def recipe() -> RunConfig:
-        return replace(_leave_one_out(model, data=data, epochs=epochs, batch_size=batch_size), recipe=name)
+        run = _leave_one_out(
+            model, data=data, epochs=epochs, batch_size=batch_size, rate=rate, decay=decay, patience=patience
+        )
+        return replace(run, recipe=name)
 
     recipe.__name__ = recipe.__qualname__ = name
     recipe.__doc__ = about
@@ -150,8 +181,11 @@ NEXT_ITEM_RECIPES: tuple[Recipe, ...] = (
         EVENTS_SASREC_WIDE,
         data="beauty-events",
         about="SASRec on Amazon Beauty (S3-Rec's file), leave one out, full ranking. Needs --dataset.source FILE.",
-        epochs=10,
+        epochs=12,
         batch_size=128,
+        rate=1e-3,
+        decay=Decay.CONSTANT,
+        patience=3,
     ),
 )
 NEXT_ITEM_TABLE_RECIPES = tuple(_table_events(model) for model in TABLE_EVENTS)

@@ -116,6 +116,27 @@ def test_a_question_knows_when_it_is_asked_and_only_then() -> None:
             assert torch.equal(users[0], users[2]) is not differs
 
 
+def test_vectors_of_items_are_dropped_in_training_alone() -> None:
+    """As events, as answers and as wrong answers; what an evaluation ranks is whole."""
+    batch = batch_of([6, 3])
+    plain, model = (built(length=VectorLength.FREE, item_dropout=share) for share in (0.0, 0.5))
+    whole = plain.forward_dense(plain.embed(batch)).named
+    model.train()
+    torch.manual_seed(0)
+    dropped = model.forward_dense(model.embed(batch)).named
+    for name in ("answers", "candidates"):
+        kept = dropped[name] != 0
+        # One of many numbers is 0 of itself: none. Half of them go, and what stays is twice as large.
+        assert 0.3 < kept.float().mean() < 0.7
+        if name == "answers":
+            assert torch.allclose(dropped[name][kept], 2 * whole[name][kept])
+    assert not torch.allclose(dropped["states"], whole["states"])
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model.user_vectors(batch), plain.user_vectors(batch))
+        assert torch.equal(model.item_vectors(batch), plain.item_vectors(batch))
+
+
 @pytest.mark.parametrize("length", list(VectorLength))
 @pytest.mark.parametrize("negatives", list(NextItemNegatives))
 @pytest.mark.parametrize("loss", list(NextItemLoss))
@@ -225,6 +246,12 @@ def test_positions_count_from_where_they_say(positions: Positions) -> None:
 def test_other_data_and_impossible_settings_are_refused() -> None:
     with pytest.raises(SchemaError, match="made of events"):
         build_model(SMALL, small_inputs(), seed=0)
-    for settings in ({"num_heads": 3}, {"temperature": math.inf}, {"gbce_t": 2.0}, {"dropout": 1.0}):
+    for settings in (
+        {"num_heads": 3},
+        {"temperature": math.inf},
+        {"gbce_t": 2.0},
+        {"dropout": 1.0},
+        {"item_dropout": 1.0},
+    ):
         with pytest.raises(ConfigError):
             dataclasses.replace(SMALL, **settings)

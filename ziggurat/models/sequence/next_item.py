@@ -113,6 +113,7 @@ class NextItemConfig(StacksLayers):
         num_layers: how many of them.
         num_heads: of each layer.
         dropout: share that is dropped in training, of events and in layers.
+        item_dropout: share that is dropped in training of the vectors of items, as events and as answers.
         positions: what is added to an event for where it stands.
         bias: what HSTU adds to its scores; unused by other layers.
         asked: the time that a question knows; for HSTU's bias by time.
@@ -138,6 +139,7 @@ class NextItemConfig(StacksLayers):
     num_layers: Count = 2
     num_heads: Count = 1
     dropout: Fraction = 0.2
+    item_dropout: Fraction = 0.0
     positions: Positions = Positions.FROM_START
     bias: PositionTimeBias = PositionTimeBias.POSITION_AND_TIME
     asked: AskedAt = AskedAt.NEXT
@@ -269,15 +271,15 @@ class NextItem(Model):
         listed = [embedded.sequences[name].expanded().values for name in (HISTORY, *self._side_lists)]
         items_ND = reduce(torch.add, listed).float()
         target_BD = reduce(torch.add, embedded.fields.split(dim, dim=1)).float()
-        states_ND = self._sized(self._states(items_ND, embedded, history))
+        states_ND = self._sized(self._states(self._thinned(items_ND), embedded, history))
         user_BD = last_of_each(states_ND, offsets_B1)
         item_BD = self._sized(target_BD)
         scale_1 = item_BD.new_full((1,), 1.0 / self.config.temperature)
         named = {"user": user_BD, "item": item_BD, "scale": scale_1}
         if _ROWS in embedded.named:
-            answers_ND = self._sized(answers_of(items_ND, target_BD, offsets_B1))
+            answers_ND = self._sized(self._thinned(answers_of(items_ND, target_BD, offsets_B1)))
             named |= {"states": states_ND, "answers": answers_ND, _ROWS: embedded.named[_ROWS]}
-            named |= {_CANDIDATES: self._sized(embedded.named[_CANDIDATES])}
+            named |= {_CANDIDATES: self._sized(self._thinned(embedded.named[_CANDIDATES].float()))}
         return Outputs(logits=(user_BD * item_BD).sum(dim=1, keepdim=True) * scale_1, named=named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
@@ -367,6 +369,10 @@ class NextItem(Model):
         known = {"times": named.get(_TIMES, offsets_B1.new_zeros(total)), "last": named.get(_ASKED)}
         places = self.stack.places_of(offsets_B1, spans=spans_of(named), longest=history.longest, **known)
         return self.norm(self.stack(events_ND, places=places))
+
+    def _thinned(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """Drop numbers of items' vectors in training: each place of an item loses its own."""
+        return dropout(items_ND, p=self.config.item_dropout, training=self.training)
 
     def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         vectors = vectors.float()
