@@ -192,17 +192,9 @@ def test_a_stream_with_corrections_that_dies_again_and_again_ends_with_the_same_
 ) -> None:
     live(tmp_path / "whole", file, loss=loss)
     rng = random.Random(5)
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(4, 40)
-            lives += 1
-            try:
-                live(tmp_path / "cut", file, loss=loss)
-                break
-            except KeyboardInterrupt:
-                continue
+        lives = moments.die_until_done(lambda: live(tmp_path / "cut", file, loss=loss), rng=rng, least=4, most=40)
     assert lives > 4
     assert content_of(tmp_path / "cut") == content_of(tmp_path / "whole")
     assert same(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))

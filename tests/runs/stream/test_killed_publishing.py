@@ -7,7 +7,6 @@ the digests of that stream. One that dies in its own process goes through window
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import multiprocessing as mp
 import os
@@ -184,17 +183,12 @@ def test_versions_of_a_stream_that_dies_within_windows_are_those_of_one_that_doe
     live_with_late_labels(tmp_path, "whole", starts=Starts())
     rng = random.Random(5)
     starts = Starts()
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        is_over = False
-        while not is_over:
-            moments.left = rng.randint(10, 60)
-            lives += 1
-            with contextlib.suppress(KeyboardInterrupt):
-                live_with_late_labels(tmp_path, "cut", starts=starts)
-                is_over = True
-            moments.wait()
+        lives = moments.die_until_done(
+            lambda: live_with_late_labels(tmp_path, "cut", starts=starts), rng=rng, least=10, most=60, waits=True
+        )
+        moments.wait()
     assert lives > 4
     assert starts.inside > 1
     ours = read_pointer(tmp_path / "cut-live").versions

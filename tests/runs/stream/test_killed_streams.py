@@ -143,6 +143,29 @@ class Moments:
             self.died_in.add(name)
             raise KeyboardInterrupt
 
+    def die_until_done(
+        self, live: Callable[[], object], *, rng: random.Random, least: int, most: int, waits: bool = False
+    ) -> int:
+        """Let a stream die again and again at random moments until it comes to its end; return the number of lives.
+
+        Args:
+            live: runs the stream.
+            rng: draws after how many moments it dies.
+            least: of these moments.
+            most: of these moments.
+            waits: call `wait` after each death.
+        """
+        lives = 0
+        while True:
+            self.left = rng.randint(least, most)
+            lives += 1
+            try:
+                live()
+                return lives
+            except KeyboardInterrupt:
+                if waits:
+                    self.wait()
+
     def wait(self) -> None:
         """Wait for what a life still saves: a process that is killed writes nothing behind the back of the next."""
         for store in self.stores:
@@ -157,17 +180,9 @@ def test_a_stream_that_dies_again_and_again_ends_with_the_same_bits(
     files_in(tmp_path, num_rows=500)
     live(str(tmp_path / "whole"))
     rng = random.Random(3)
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(1, 24)
-            lives += 1
-            try:
-                live(str(tmp_path / "cut"))
-                break
-            except KeyboardInterrupt:
-                moments.wait()
+        lives = moments.die_until_done(lambda: live(str(tmp_path / "cut")), rng=rng, least=1, most=24, waits=True)
     assert lives > 6
     assert len(moments.died_in) > 4, moments.died_in
     assert_same_streams(tmp_path / "cut", tmp_path / "whole", num_rows=500)

@@ -252,7 +252,6 @@ def test_a_stream_of_two_logs_that_dies_again_and_again_ends_with_the_bits_of_fi
     logs = Logs.of(server, "dies", frame_of())
     logs.send()
     rng = random.Random(7)
-    lives = 0
     subscription = redis_streams._RedisSubscription
     calls = (*Moments.CALLS, (Arrivals, "receive"), (LabelIntake, "receive"), (Receiving, "acknowledge"))
     monkeypatch.setattr(Moments, "CALLS", (*calls, (subscription, "read"), (subscription, "acknowledge")))
@@ -260,14 +259,9 @@ def test_a_stream_of_two_logs_that_dies_again_and_again_ends_with_the_bits_of_fi
     monkeypatch.setattr("ziggurat.data.streams.receiving._MOST", 30)
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(4, 60)
-            lives += 1
-            try:
-                live(logs, tmp_path / "run", options={"takeover_s": DEAD_S})
-                break
-            except KeyboardInterrupt:
-                moments.wait()
+        lives = moments.die_until_done(
+            lambda: live(logs, tmp_path / "run", options={"takeover_s": DEAD_S}), rng=rng, least=4, most=60, waits=True
+        )
     assert lives > 4
     assert {"LabelIntake.receive", "Receiving.acknowledge", "_RedisSubscription.acknowledge"} & moments.died_in
     assert_same_streams(tmp_path / "run", whole)

@@ -172,17 +172,9 @@ def test_a_stream_of_two_logs_that_dies_again_and_again_ends_with_the_same_bits(
     write_logs(tmp_path, delayed_events(400))
     live(str(tmp_path), "whole")
     rng = random.Random(4)
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(4, 60)
-            lives += 1
-            try:
-                live(str(tmp_path), "cut")
-                break
-            except KeyboardInterrupt:
-                moments.wait()
+        lives = moments.die_until_done(lambda: live(str(tmp_path), "cut"), rng=rng, least=4, most=60, waits=True)
     assert lives > 4
     assert {"KeptRows.save", "RowSpool.write"} & moments.died_in, moments.died_in
     assert_same_streams(tmp_path / "cut", tmp_path / "whole")

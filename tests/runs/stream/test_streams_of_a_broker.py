@@ -111,7 +111,6 @@ def test_a_stream_that_dies_again_and_again_ends_with_the_bits_of_a_file(
     send(server, key, interleaved(400, days=5))
     config = config_from(server.url(key, takeover_s=DEAD_S))
     rng = random.Random(5)
-    lives = 0
     calls = (*Moments.CALLS, (Arrivals, "receive"))
     calls += ((redis_streams._RedisSubscription, "read"), (redis_streams._RedisSubscription, "acknowledge"))
     monkeypatch.setattr(Moments, "CALLS", calls)
@@ -119,14 +118,9 @@ def test_a_stream_that_dies_again_and_again_ends_with_the_bits_of_a_file(
     monkeypatch.setattr("ziggurat.data.streams.receiving._MOST", 30)
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(1, 30)
-            lives += 1
-            try:
-                stream_run(config, folder=tmp_path / "run", stream=STREAM)
-                break
-            except KeyboardInterrupt:
-                continue
+        lives = moments.die_until_done(
+            lambda: stream_run(config, folder=tmp_path / "run", stream=STREAM), rng=rng, least=1, most=30
+        )
     assert lives > 6
     assert {"_RedisSubscription.read", "Arrivals.receive"} & moments.died_in, moments.died_in
     assert num_pending(server, key) == 0

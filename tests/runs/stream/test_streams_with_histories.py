@@ -215,17 +215,9 @@ def test_a_stream_that_dies_while_its_teacher_logs_vectors_ends_with_the_same_bi
     assert versions == [("old",), *[("new", "old")] * 4]
     at_the_begin(base)
     rng = random.Random(3)
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(1, 40)
-            lives += 1
-            try:
-                live_beside_a_teacher(str(base / "cut"))
-                break
-            except KeyboardInterrupt:
-                continue
+        lives = moments.die_until_done(lambda: live_beside_a_teacher(str(base / "cut")), rng=rng, least=1, most=40)
     assert lives > 4
     assert_same_streams(base / "cut", base / "whole", num_rows=400)
 

@@ -212,17 +212,9 @@ def test_a_stream_that_dies_while_its_teacher_logs_ends_with_the_same_bits(
     shutil.rmtree(table)
     shutil.copytree(base / "as-it-was", table)
     rng = random.Random(5)
-    lives = 0
     with monkeypatch.context() as patch:
         moments = Moments(patch)
-        while True:
-            moments.left = rng.randint(1, 26)
-            lives += 1
-            try:
-                live(base, "cut")
-                break
-            except KeyboardInterrupt:
-                continue
+        lives = moments.die_until_done(lambda: live(base, "cut"), rng=rng, least=1, most=26)
     assert lives > 6
     assert_same_streams(base / "cut", base / "whole", num_rows=600)
     versions = [each.teachers["seer"].versions for each in read_windows(base / "whole/windows.jsonl")]
