@@ -398,19 +398,8 @@ class Arrivals:
             told=lambda phase, done, total: None,
             message_of=rows.message_of,
         )
-        arrived = ArrivedFile(
-            path=rows.name,
-            place=rows.name,
-            num_bytes=0,
-            tag="",
-            sha256="",
-            first_row=self.num_rows,
-            rows=found.num_read,
-            late=found.counts.late,
-            left_out=found.counts.left_out,
-            bad=found.bad,
-            position=rows.position,
-            lost=rows.lost,
+        arrived = rows.arrived(
+            bad=found.bad, first_row=self.num_rows, late=found.counts.late, left_out=found.counts.left_out
         )
         self._enter(arrived, found, dealt=dealt)
         if dealt is not None:

@@ -383,19 +383,7 @@ class AwaitingLabels:
                 # Each record has a writer of its own: one that writes times otherwise is bad, and not all are.
                 parts.append(self._records(chunk, cut=cut, bad_rows=bad_rows, latest_s=latest_s, by_row=True))
             num_bad = bad_rows.num_rows
-        arrived = ArrivedFile(
-            path=received.name,
-            place=received.name,
-            num_bytes=0,
-            tag="",
-            sha256="",
-            first_row=0,
-            rows=received.num_read,
-            bad=num_bad,
-            position=received.position,
-            lost=received.lost,
-        )
-        return self._enter(arrived, Keyed.joined(parts), cut=cut)
+        return self._enter(received.arrived(bad=num_bad), Keyed.joined(parts), cut=cut)
 
     def _bad_records(self, *, message_of: Callable[[int], str] | None = None) -> BadRows:
         """Return where bad records of the next file go; what a killed process left there is removed."""
@@ -499,12 +487,7 @@ class AwaitingLabels:
         """
         journal = self._kept.journal
         newest = float(np.fmax.reduce(times, initial=-np.inf))
-        oldest = self._oldest_open
-        if (
-            oldest is not None
-            and not self.have_labels_passed(cut=cut)
-            and int(cut.windows(np.array([newest]))[0]) > oldest
-        ):
+        if self._has_passed(newest, cut=cut) and not self.have_labels_passed(cut=cut):
             return True
         number = journal.first_awaiting()
         if number is None:

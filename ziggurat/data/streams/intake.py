@@ -10,6 +10,7 @@ and up to which position a checkpoint contains all that they can still be about.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -18,6 +19,7 @@ import numpy as np
 
 from ziggurat.data.raw.bad_rows import BadRow
 from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.streams.journal import ArrivedFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,30 @@ class ReceivedRows:
     def num_rows_hint(self) -> int:
         """Return the number of rows."""
         return self.num_read
+
+    def arrived(self, *, bad: int, first_row: int = 0, late: int = 0, left_out: int = 0) -> ArrivedFile:
+        """Return the record of them in the journal: the position behind them stands where a file has its facts.
+
+        Args:
+            bad: rows that were put aside.
+            first_row: number of the first row in all that arrived.
+            late: rows that came too late.
+            left_out: rows from the end of the stream on.
+        """
+        return ArrivedFile(
+            path=self.name,
+            place=self.name,
+            num_bytes=0,
+            tag="",
+            sha256="",
+            first_row=first_row,
+            rows=self.num_read,
+            late=late,
+            left_out=left_out,
+            bad=bad,
+            position=self.position,
+            lost=self.lost,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +114,8 @@ class Taken:
 
     def __add__(self, other: Taken) -> Taken:
         """Return both together."""
-        counts = {name: self.label_counts.get(name, 0) for name in (*self.label_counts, *other.label_counts)}
+        label_counts = Counter(self.label_counts)
+        label_counts.update(other.label_counts)
         return Taken(
             files=self.files + other.files,
             rows=self.rows + other.rows,
@@ -101,7 +128,7 @@ class Taken:
             lost_labels=self.lost_labels + other.lost_labels,
             label_files=self.label_files + other.label_files,
             labels=self.labels + other.labels,
-            label_counts={name: count + other.label_counts.get(name, 0) for name, count in counts.items()},
+            label_counts=dict(label_counts),
             torn=self.torn + other.torn,
         )
 

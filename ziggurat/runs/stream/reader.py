@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.streams.brokers import Broker, broker_of
+from ziggurat.data.streams.brokers import broker_of
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.files import Format
 from ziggurat.plain import as_group
@@ -74,11 +74,10 @@ class KeptReader:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         READER.write(self._path, as_group(to_json(self._record)))
 
-    def read_from(self, broker: Broker, url: str, *, has_position: bool) -> None:
+    def read_from(self, url: str, *, has_position: bool) -> None:
         """Write down which messages of labels positions belong to.
 
         Args:
-            broker: whose messages they are.
             url: of the stream.
             has_position: whether messages were taken before.
 
@@ -86,14 +85,8 @@ class KeptReader:
             ConfigError: these were those of another stream.
         """
         before = self._record.url
-        is_other = bool(before) and broker_of((before,), flag="--labels") is not broker
-        if has_position and before and (is_other or broker.stream_of(before) != broker.stream_of(url)):
-            raise ConfigError(
-                expected=f"the messages of {before}, as before: positions in them are those of the stream",
-                found=url,
-                where=f"{self._path}, --labels",
-                ways_out=(f"--labels {before}", "begin another stream: --out ANOTHER_FOLDER"),
-            )
+        if has_position and before:
+            refuse_other_messages(before, url, kept_in=self._path, flag="--labels")
         self._record = replace(self._record, url=url)
         self.keep()
 
@@ -117,3 +110,31 @@ class KeptReader:
     def acknowledged(self) -> str:
         """The position up to which entries may be acknowledged."""
         return self._record.acknowledged
+
+
+def refuse_other_messages(before: str, given: str, *, kept_in: Path, flag: str) -> None:
+    """Refuse a stream of messages in the place of another one: a position in the one says nothing of the other.
+
+    Args:
+        before: URL that a stream read from.
+        given: URL that it is to read from now.
+        kept_in: the file that says which it was.
+        flag: that names them.
+
+    Raises:
+        ConfigError: they are not the same.
+    """
+    first = broker_of((before,), flag=flag)
+    second = broker_of((given,), flag=flag)
+    assert first is not None, "a URL of a broker"
+    assert second is not None, "a URL of a broker"
+    stream = first.stream_of(before)
+    other = second.stream_of(given)
+    if first is second and stream == other:
+        return
+    raise ConfigError(
+        expected=f"the messages of {stream}, as before: positions in them are those of the stream",
+        found=f"{other}, in {given}",
+        where=f"{kept_in}, {flag}",
+        ways_out=(f"{flag} {before}", "begin another stream: --out ANOTHER_FOLDER"),
+    )

@@ -50,6 +50,7 @@ from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.resume import config_to_resume
 from ziggurat.runs.stream.publish import PublishConfig, PublishWindows, check_publishing, say_published_before
+from ziggurat.runs.stream.reader import refuse_other_messages
 from ziggurat.runs.stream.settings import (
     for_losses,
     for_stream,
@@ -247,15 +248,8 @@ def _refuse_other_source(run: RunFolder, stored: RunConfig, *, given: RunConfig)
     if first is None and second is None:
         return
     if first is not None and second is not None:
-        streams = first.stream_of(before[0]), second.stream_of(given.data.train[0])
-        if streams[0] == streams[1]:
-            return
-        raise ConfigError(
-            expected=f"the messages of {streams[0]}, as before: positions in them are those of the stream",
-            found=f"{streams[1]}, in {given.data.train[0]}",
-            where=f"{run.config}, --data.train",
-            ways_out=(f"--data.train {before[0]}", "begin another stream: --out ANOTHER_FOLDER"),
-        )
+        refuse_other_messages(before[0], given.data.train[0], kept_in=run.config, flag="--data.train")
+        return
     raise ConfigError(
         expected=f"rows from {', '.join(before)}, as before: files are known by content, messages by their ids",
         found=", ".join(given.data.train),

@@ -255,7 +255,7 @@ class StreamWindows:
                 )
             if label_broker is not None and kept_of_labels is not None:
                 has_position = bool(self._arrivals.journal.label_files)
-                kept_of_labels.read_from(label_broker, self._labels[0], has_position=has_position)
+                kept_of_labels.read_from(self._labels[0], has_position=has_position)
                 self._label_intake = LabelIntake(self._arrivals)
                 self._receiving_labels = self._received_from(
                     label_broker, self._labels[0], kept_of_labels, intake=self._label_intake, is_asked=is_asked
