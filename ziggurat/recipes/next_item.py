@@ -22,7 +22,6 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.features.schema import Schema
-from ziggurat.models import ModelConfig
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
@@ -83,36 +82,6 @@ def next_item_variants(model: NextItemConfig) -> dict[str, NextItemConfig]:
     }
 
 
-def _leave_one_out(
-    model: ModelConfig,
-    *,
-    data: str,
-    epochs: int,
-    batch_size: int,
-    rate: float = 3e-3,
-    decay: Decay = Decay.LINEAR,
-    patience: int = 0,
-) -> RunConfig:
-    """Next item of a public event log: as RecTools trains, but for rate and length, which validation data chose."""
-    training = TrainingConfig(
-        epochs=epochs,
-        learning_rate=rate,
-        beta2=0.98,
-        schedule=ScheduleConfig(decay=decay),
-        evaluate_every=_EVALUATE_EVERY[data],
-        early_stop=EarlyStopConfig(metric=metrics.OF_RANKING, patience=patience),
-        evaluation_batch_size=512,
-        loader=LoaderConfig(batch_size=batch_size),
-    )
-    return RunConfig(
-        dataset=DatasetConfig(name=data),
-        data=DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT)),
-        table_schema=schema_for(data),
-        model=model,
-        training=training,
-    )
-
-
 def _events_recipe(
     name: str,
     model: NextItemConfig,
@@ -125,13 +94,30 @@ def _events_recipe(
     decay: Decay = Decay.LINEAR,
     patience: int = 0,
 ) -> Recipe:
-    """A recipe of a next-item model on a public event log."""
+    """A recipe of a next-item model on a public event log, leave one out.
+
+    Trained as RecTools trains, but for rate and length on MovieLens, which validation data chose.
+    """
 
     def recipe() -> RunConfig:
-        run = _leave_one_out(
-            model, data=data, epochs=epochs, batch_size=batch_size, rate=rate, decay=decay, patience=patience
+        training = TrainingConfig(
+            epochs=epochs,
+            learning_rate=rate,
+            beta2=0.98,
+            schedule=ScheduleConfig(decay=decay),
+            evaluate_every=_EVALUATE_EVERY[data],
+            early_stop=EarlyStopConfig(metric=metrics.OF_RANKING, patience=patience),
+            evaluation_batch_size=512,
+            loader=LoaderConfig(batch_size=batch_size),
         )
-        return replace(run, recipe=name)
+        return RunConfig(
+            recipe=name,
+            dataset=DatasetConfig(name=data),
+            data=DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT)),
+            table_schema=schema_for(data),
+            model=model,
+            training=training,
+        )
 
     recipe.__name__ = recipe.__qualname__ = name
     recipe.__doc__ = about
