@@ -1,4 +1,4 @@
-"""What each test row of a run has lost over the best that is reachable, in nats.
+"""Compute the loss of each test row of a run over the best that is reachable, in nats.
 
     teacher known    KL(p* ‖ p) = p*·ln(p*/p) + (1−p*)·ln((1−p*)/(1−p))      p* of the teacher, p of the model
     else             −ln p of the label that was drawn: the log loss

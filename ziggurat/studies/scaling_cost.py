@@ -1,4 +1,4 @@
-"""How many processor seconds a study of scaling will take, said before it begins.
+"""Estimate the processor seconds of a study of scaling, before it begins.
 
 The smallest and the largest size of a model make a few real steps; a run's seconds are its steps times
 

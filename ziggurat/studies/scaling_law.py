@@ -98,7 +98,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """How well a law predicts sizes that were left out.
+    """Hold the errors of a law that predicts sizes that were left out.
 
     Args:
         error: root of the mean square error of log L: 0.05 is 5 % of the loss.
@@ -242,7 +242,7 @@ def compare_laws(compute: Sequence[float], means: _Floats, draws: _Floats) -> Fi
         )
     x = x / x[0]
     point = means[None, :]
-    scatter = np.maximum(np.log(draws).std(axis=0), 1e-9)
+    scatter = _scatter(draws)
     fitted = {law: fit(law, x, point) for law in Law}
     drawn = {law: fit(law, x, draws) for law in Law}
 
@@ -301,6 +301,11 @@ def compare_laws(compute: Sequence[float], means: _Floats, draws: _Floats) -> Fi
 _NUMBERS = {Law.NO_GAIN: 1, Law.POWER: 2, Law.SATURATING: 3}
 
 
+def _scatter(draws: _Floats) -> _Floats:
+    """Return (sizes,): the standard error of log L of each size, never 0."""
+    return np.maximum(np.log(draws).std(axis=0), 1e-9)
+
+
 def _off_by(curves: Curves, x: _Floats, means: _Floats, *, scatter: _Floats, numbers: int) -> float:
     """Return Birge's ratio of a law through the means: 1 where their scatter explains how far off they lie."""
     off = (np.log(curves(x)) - np.log(means))[0] / scatter
@@ -327,8 +332,7 @@ def exponent_difference(
     for name, compute, means, draws in (first, second):
         x = np.asarray(compute, dtype=np.float64) / compute[0]
         curves = fit(Law.POWER, x, means[None, :])
-        scatter = np.maximum(np.log(draws).std(axis=0), 1e-9)
-        widened = _off_by(curves, x, means[None, :], scatter=scatter, numbers=2)
+        widened = _off_by(curves, x, means[None, :], scatter=_scatter(draws), numbers=_NUMBERS[Law.POWER])
         value = curves.exponent[0]
         names.append(name)
         values.append(float(value))

@@ -352,7 +352,7 @@ def factors_of(text: str, *, points: int) -> tuple[float, ...]:
 
 @dataclass(kw_only=True)
 class _Work:
-    """What all runs of a study share.
+    """Hold the settings, data and rates that all runs of a study share.
 
     Args:
         config: of the study.
@@ -574,8 +574,9 @@ def _study(
             # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
             drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
             compute = [float(point.flops) for point in points]
-            laws = compare_laws(compute, mean_losses(sizes), drawn)
-            fitted.append((name, compute, mean_losses(sizes), drawn))
+            means = mean_losses(sizes)
+            laws = compare_laws(compute, means, drawn)
+            fitted.append((name, compute, means, drawn))
         scaled.append(
             ScaledModel(
                 name=name,

@@ -119,7 +119,7 @@ class Publication:
 
         Returns:
             number; window, its name; watermark; created; metrics of the window; and where they are known, the seconds
-            from watermark and created till now: `age_s` and `watermark_age_s`.
+            from created and watermark till now: `age_s` and `watermark_age_s`.
         """
         known = {"age_s": self.created_s, "watermark_age_s": self.watermark_s}
         ages: dict[str, JSON] = {name: round(now_s - at, 3) for name, at in known.items() if at is not None}
