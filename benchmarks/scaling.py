@@ -15,7 +15,7 @@ from benchmarks.harness import ROOT
 from benchmarks.report import Report
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.scaling_report import markdown, plot
-from ziggurat.studies.scaling_runs import ScaleConfig, factors_of, scale
+from ziggurat.studies.scaling_runs import RatesFor, ScaleConfig, factors_of, scale
 from ziggurat.training.report.progress import show_progress
 
 
@@ -28,7 +28,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=6)
     parser.add_argument("--rows", type=int, default=0, help="of data synthetic")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", default="", help="learning rates that each model tries at its smallest size")
+    parser.add_argument("--rates", default="", help="learning rates that each model tries")
+    parser.add_argument("--rates-for", default="smallest", choices=[each.value for each in RatesFor])
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--out", default="", help="folder of the runs (default: runs/scale)")
     return parser.parse_args(arguments)
@@ -44,6 +45,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
         rows=20_000 if quick else options.rows,
         seeds=1 if quick else options.seeds,
         rates=tuple(float(rate) for rate in options.rates.split(",") if rate),
+        rates_for=RatesFor(options.rates_for),
         batch_size=options.batch_size,
     )
     out = Path(options.out or ROOT / "runs" / ("scale_quick" if quick else "scale"))
@@ -69,5 +71,6 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
 
 def _given(options: argparse.Namespace) -> str:
     """Return the options that are not their defaults, as the command has them."""
-    given = {"--rates": options.rates, "--batch-size": options.batch_size, "--rows": options.rows}
+    every = options.rates_for if options.rates_for != RatesFor.SMALLEST.value else ""
+    given = {"--rates": options.rates, "--rates-for": every, "--batch-size": options.batch_size, "--rows": options.rows}
     return "".join(f" {flag} {value}" for flag, value in given.items() if value)

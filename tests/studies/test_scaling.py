@@ -29,10 +29,20 @@ from ziggurat.models.contract.growth import Grows
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.dcn_v2 import MAX_CROSS_LAYERS
 from ziggurat.models.wukong import MAX_LAYERS
+from ziggurat.recipes.run_config import load_config
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.scaling import forward_flops, grow, growing_models
 from ziggurat.studies.scaling_report import write_scaling
-from ziggurat.studies.scaling_runs import ScaleConfig, ScaleStudy, scale, smallest
+from ziggurat.studies.scaling_runs import (
+    RatesFor,
+    ScaleConfig,
+    ScaleStudy,
+    TriedRate,
+    best_rate,
+    descend,
+    scale,
+    smallest,
+)
 from ziggurat.training.report.progress import NoProgress
 
 INPUTS = InputSpec(
@@ -155,6 +165,8 @@ class OwnGrowing(NarrowConfig):
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="rates"):
         ScaleConfig(models=("dnn",), rates=(0.0,))
+    with pytest.raises(ConfigError, match="two learning rates or more"):
+        ScaleConfig(models=("dnn",), rates=(1e-3, 1e-3), rates_for=RatesFor.EVERY_SIZE)
     with pytest.raises(ConfigError, match="--rates and --tuned"):
         ScaleConfig(models=("dnn",), rates=(1e-3,), tuned="tuned")
     with pytest.raises(ConfigError, match="--batch-size and --tuned"):
@@ -164,6 +176,32 @@ def test_settings_that_cannot_be_are_refused() -> None:
     assert "own_narrow" not in ScaleConfig(models=("dnn",)).known
     with pytest.raises(ConfigError, match="its rows"):
         ScaleConfig(models=("dnn",), data=ComparedData.SYNTHETIC_1M, rows=1000)
+
+
+@pytest.mark.parametrize("best", [1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("start", [1.0, 2.0, 4.0, 8.0])
+def test_rates_are_tried_from_one_for_as_long_as_the_loss_falls(start: float, best: float) -> None:
+    def try_rate(rate: float) -> TriedRate:
+        return TriedRate(rate=rate, valid=abs(rate - best), cpu_s=0.0)
+
+    rates = (1.0, 2.0, 4.0, 8.0)
+    tried = descend(rates, start=start, try_rate=try_rate)
+    found = [each.rate for each in tried]
+    assert found == sorted(set(found))
+    assert min(tried, key=lambda each: each.valid).rate == best
+    # Those between start and best, one beyond the best, and one above the start where the best does not lie below.
+    low = min(start, best)
+    high = max(start, best)
+    needed = [rate for rate in rates if low <= rate <= high]
+    assert set(needed) <= set(found)
+    assert len(found) <= len(needed) + 2
+
+
+def test_a_loss_that_is_no_number_is_never_the_better_one() -> None:
+    losses = {1.0: float("nan"), 2.0: 0.5, 4.0: 0.4, 8.0: float("nan")}
+    tried = descend(tuple(losses), start=2.0, try_rate=lambda rate: TriedRate(rate=rate, valid=losses[rate], cpu_s=0.0))
+    assert [each.rate for each in tried] == list(losses)
+    assert best_rate(tried) == 4.0
 
 
 def _study(out: Path, said: list[str], **changes: object) -> ScaleStudy:
@@ -183,8 +221,10 @@ def test_a_study_goes_on_and_knows_what_is_reachable(tmp_path: Path, monkeypatch
     assert "5 runs of" in said[0] or "5 runs of" in said[1]
     assert any("CPU" in line and "in all" in line for line in said)
     model = first.models[0]
-    assert len(model.tried) == 2
-    assert model.learning_rate == min(model.tried, key=lambda each: each.valid).rate
+    tried = model.points[0].tried
+    assert len(tried) == 2
+    assert {point.learning_rate for point in model.points} == {min(tried, key=lambda each: each.valid).rate}
+    assert not any(point.tried for point in model.points[1:])
     assert first.best_log_loss is not None
     assert model.laws is not None
     # The labels are drawn from p*, so the log loss is the best one and what lies above it, but for their luck.
@@ -205,6 +245,31 @@ def test_a_study_goes_on_and_knows_what_is_reachable(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_every_size_takes_the_better_of_the_rates_that_it_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    said: list[str] = []
+    study = _study(tmp_path, said, factors=(1.0, 2.0, 4.0), rates=(4e-3, 1e-3, 1.6e-2), rates_for=RatesFor.EVERY_SIZE)
+    assert any("at most 9 to choose learning rates" in line for line in said)
+    before = None
+    for point in study.models[0].points:
+        rates = {each.rate: each.valid for each in point.tried}
+        assert point.learning_rate == min(rates, key=lambda rate: rates[rate])
+        assert before is None or before in rates
+        (folder,) = tmp_path.glob(f"*/dnn/{point.factor:g}x_seed0")
+        assert load_config(folder / "config.json").training.learning_rate == point.learning_rate
+        before = point.learning_rate
+    said.clear()
+    again = _study(tmp_path, said, factors=(1.0, 2.0, 4.0), rates=(4e-3, 1e-3, 1.6e-2), rates_for=RatesFor.EVERY_SIZE)
+    assert [point.tried for point in again.models[0].points] == [point.tried for point in study.models[0].points]
+    assert [point.runs[0].record for point in again.models[0].points] == [
+        point.runs[0].record for point in study.models[0].points
+    ]
+    assert not any("validation loss" in line for line in said)
+
+
+@pytest.mark.slow
 def test_a_model_from_outside_is_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,7 +280,7 @@ def test_a_model_from_outside_is_scaled(
     assert "own_growing" in capsys.readouterr().out
     data = json.loads((tmp_path / "own.json").read_text())
     assert [model["name"] for model in data["models"]] == ["dnn", "own_growing"]
-    assert [each["rate"] for each in data["models"][1]["rates_tried"]] == [2e-3, 4e-3]
+    assert [each["rate"] for each in data["models"][1]["points"][0]["rates_tried"]] == [2e-3, 4e-3]
     assert data["differences"][0]["second"] == "own_growing"
 
 

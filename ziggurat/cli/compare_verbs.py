@@ -50,6 +50,7 @@ SCALE_SUMMARY = "grow models in width, depth and rank together, and say which la
 SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale); results are never set beside those of
 `ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
   ziggurat scale wukong,dcn_v2,rankmixer --data synthetic-1m --points 6 --seeds 3 --rates 1e-3,2e-3,4e-3
+  ziggurat scale wukong,dcn_v2 --data synthetic-1m --compute 1x..64x --points 6 --rates 1e-3,2e-3,4e-3,8e-3 --rates-for every-size
   ziggurat scale wukong --compute 1x..256x
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
   ziggurat scale wukong,dcn_v2 --tuned tuned/ --compute 1x..64x
@@ -128,7 +129,14 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates",
         metavar="R,R,…",
         default="",
-        help="learning rates that each model tries at its smallest size, by validation data (default: the protocol's)",
+        help="learning rates that each model tries by validation data (default: the protocol's)",
+    )
+    parser.add_argument(
+        "--rates-for",
+        choices=("smallest", "every-size"),
+        default="smallest",
+        help="sizes that try them: the smallest, whose best rate all sizes then have, or each from the best rate of "
+        "the size before (default: %(default)s)",
     )
     parser.add_argument("--batch-size", metavar="B", type=int, default=0, help="rows of a step (default: 512)")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
@@ -146,7 +154,7 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a scaling study, and show it."""
     from ziggurat.models.build import kind_of
     from ziggurat.studies.scaling_report import summary, tables, write_scaling
-    from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
+    from ziggurat.studies.scaling_runs import RatesFor, ScaleConfig, factors_of
     from ziggurat.studies.scaling_runs import scale as run_scaling
     from ziggurat.studies.tuned import read_tuned
     from ziggurat.training.report.progress import show_progress
@@ -165,6 +173,7 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
         seeds=options.seeds,
         own=own,
         rates=rates,
+        rates_for=RatesFor(options.rates_for),
         batch_size=options.batch_size,
         source=options.source,
         threads=options.threads,

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,30 +84,34 @@ class Remaining:
     """Estimates what is left of a study, corrected by what finished runs took.
 
     Args:
-        estimates: seconds of each run that is missing.
-        left: those that have not ended.
+        estimates: seconds of each run that is missing, by its name.
+        left: of those that have not ended.
         taken_s: what ended runs took.
         expected_s: what was expected of them.
     """
 
-    estimates: Sequence[float]
-    left: list[float] = field(init=False)
+    estimates: Mapping[str, float]
+    left: dict[str, float] = field(init=False)
     taken_s: float = 0.0
     expected_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.left = list(self.estimates)
+        self.left = dict(self.estimates)
 
-    def ended(self, seconds: float) -> None:
-        """Note that the next run has ended."""
-        self.expected_s += self.left.pop(0)
+    def ended(self, run: str, seconds: float) -> None:
+        """Note that a run has ended."""
+        self.expected_s += self.left.pop(run)
         self.taken_s += seconds
+
+    def skipped(self, run: str) -> None:
+        """Note that a run is not made, or was there before."""
+        self.left.pop(run, None)
 
     @property
     def seconds(self) -> float:
         """Processor seconds of the runs that are left."""
         corrected = self.taken_s / self.expected_s if self.expected_s else 1.0
-        return corrected * sum(self.left)
+        return corrected * sum(self.left.values())
 
 
 def as_time(seconds: float) -> str:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SCALING = Format(name="ziggurat.scaling", what="the result of a study of scaling")
 LAW_COLUMNS = (
     "model",
-    "learning rate",
     "finding",
     "law, x = compute over the smallest",
     "exponent of the power law, 90 %",
@@ -56,6 +55,7 @@ def point_columns(study: ScaleStudy) -> tuple[str, ...]:
         "compute",
         "FLOPs a sample",
         "dense parameters",
+        "learning rate",
         *(() if study.best_log_loss is None else ("above the best", "smallest … largest of seeds")),
         *(f"test {shown_name(metric)}" for metric in study.config.metrics),
         "CPU s of a run",
@@ -76,6 +76,7 @@ def point_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
                     f"{point.factor:.3g}x",
                     short(point.flops),
                     short(point.runs[0].record.cost.dense_parameters),
+                    f"{point.learning_rate:g}",
                     *(() if study.best_log_loss is None else above),
                     *(f"{point.mean(metric):.5f}" for metric in study.config.metrics),
                     f"{seconds:.0f}",
@@ -88,7 +89,7 @@ def law_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
     """The cells of the table of laws."""
     rows = []
     for model in study.models:
-        start = (model.name, f"{model.learning_rate:g}", model.says)
+        start = (model.name, model.says)
         laws = model.laws
         if laws is None:
             rows.append((*start, *("",) * (len(LAW_COLUMNS) - len(start))))
@@ -148,7 +149,7 @@ def summary(study: ScaleStudy) -> list[str]:
     """Say what was scaled, what is reachable, and what else should be known."""
     config = study.config
     cpu_s = sum(run.cpu_s for model in study.models for point in model.points for run in point.runs)
-    cpu_s += sum(each.cpu_s for model in study.models for each in model.tried)
+    cpu_s += sum(each.cpu_s for model in study.models for point in model.points for each in point.tried)
     lines = [
         f"{config.data_name}: one pass over {study.num_train:,} rows (protocol `scale`), {study.num_test:,} test rows, "
         f"{config.seeds} {'seeds' if config.seeds > 1 else 'seed'} of each size, {cpu_s / 60:.1f} CPU minutes in all. "
@@ -159,12 +160,14 @@ def summary(study: ScaleStudy) -> list[str]:
             f"The best reachable log loss of these test rows is {study.best_log_loss:.5f}: the mean entropy of their "
             "true probabilities. What a model has above it is the mean of KL(p* ‖ p), without the luck of labels."
         )
-    if any(model.tried for model in study.models):
-        tried = "; ".join(
-            f"{model.name} {', '.join(f'{each.rate:g}: {each.valid:.5f}' for each in model.tried)}"
-            for model in study.models
-        )
-        lines.append(f"Learning rates tried at the smallest size, with their validation loss: {tried}.")
+    tried = [
+        f"{model.name} at {point.factor:.3g}x {', '.join(f'{each.rate:g}: {each.valid:.5f}' for each in point.tried)}"
+        for model in study.models
+        for point in model.points
+        if point.tried
+    ]
+    if tried:
+        lines.append(f"Learning rates tried, with their validation loss: {'; '.join(tried)}.")
     return [*lines, *study.notes]
 
 

@@ -8,8 +8,10 @@ Which settings a model starts from and how it grows, its config says (`models/co
 the same FLOPs, so the curves begin at the same place.
 
 Equal treatment: every model tries the same learning rates at its smallest size (`rates`), judged by validation data
-with a seed that no run has; the best of them is that of all its sizes. Recipes of `ziggurat tune` (`tuned`) take their
-place.
+with a seed that no run has; the best of them is that of all its sizes. That is too high for wide models: with
+`RatesFor.EVERY_SIZE` each larger size begins with the best rate of the size before and tries the next lower ones, and
+if none of them is better the next higher ones, for as long as validation loss falls. Recipes of `ziggurat tune`
+(`tuned`) take their place.
 
 Runs of one seed come before those of the next, and all models take turns, so a study that was stopped has complete
 seeds. Runs are kept and taken up as those of a comparison are (`compare_runs.py`); test data is read once a run.
@@ -18,10 +20,13 @@ seeds. Runs are kept and taken up as those of a comparison are (`compare_runs.py
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import cast
 
@@ -60,6 +65,13 @@ _COST = Format(name="ziggurat.scaled_run_cost", what="processor seconds of a run
 _CPU = "cpu.json"
 
 
+class RatesFor(Enum):
+    """Which sizes of a model try learning rates."""
+
+    SMALLEST = "smallest"
+    EVERY_SIZE = "every-size"
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ScaleConfig:
@@ -72,7 +84,8 @@ class ScaleConfig:
         rows: of the data set `synthetic`; 0: a million. Other data has its own.
         seeds: runs of each point.
         own: config classes of your own, whose kinds `models` may name; they say how they grow.
-        rates: learning rates that each model tries at its smallest size; (): that of the protocol.
+        rates: learning rates that each model tries; (): that of the protocol.
+        rates_for: the sizes that try them: the smallest, whose best one all sizes then have, or every one.
         batch_size: rows of a step; 0: those of the protocol.
         source: folder or file of the raw data.
         threads: of each run.
@@ -88,6 +101,7 @@ class ScaleConfig:
     seeds: int = 1
     own: tuple[type[ModelConfig], ...] = ()
     rates: tuple[float, ...] = ()
+    rates_for: RatesFor = RatesFor.SMALLEST
     batch_size: int = 0
     source: str = ""
     threads: Threads = 1
@@ -113,6 +127,13 @@ class ScaleConfig:
                 found=f"{flags[twice[0]]} and {other}",
                 where="ziggurat scale",
                 ways_out=(f"leave {flags[twice[0]]} out", f"leave {other} out"),
+            )
+        if self.rates_for is RatesFor.EVERY_SIZE and len(set(self.rates)) < 2:
+            raise ConfigError(
+                expected="two learning rates or more, of which every size takes the better one",
+                found=f"--rates-for every-size, rates {self.rates}",
+                where="ziggurat scale, --rates and --rates-for",
+                ways_out=("--rates 1e-3,2e-3,4e-3", "leave --rates-for out"),
             )
         if any(not 0 < rate < float("inf") for rate in self.rates) or self.batch_size < 0:
             raise ConfigError(
@@ -186,17 +207,36 @@ class ScaledRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TriedRate:
+    """A learning rate that a size tried.
+
+    Args:
+        rate: of the dense network.
+        valid: the validation loss of that size.
+        cpu_s: processor seconds.
+    """
+
+    rate: float
+    valid: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScaledPoint:
     """One size of one model.
 
     Args:
         factor: compute asked for, relative to the smallest.
         model: its settings.
+        learning_rate: of all its runs.
+        tried: learning rates that it tried; () if it tried none.
         runs: one a seed.
     """
 
     factor: float
     model: BuiltInConfig
+    learning_rate: float
+    tried: tuple[TriedRate, ...]
     runs: tuple[ScaledRun, ...]
 
     @property
@@ -215,37 +255,18 @@ class ScaledPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriedRate:
-    """A learning rate that was tried at the smallest size.
-
-    Args:
-        rate: of the dense network.
-        valid: the validation loss there.
-        cpu_s: processor seconds.
-    """
-
-    rate: float
-    valid: float
-    cpu_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScaledModel:
     """All sizes of one model, smallest first, and the laws through their losses.
 
     Args:
         name: of the model.
         points: its sizes.
-        tried: learning rates at the smallest size; () if none were tried.
-        learning_rate: of all its sizes.
         laws: fitted; None if there are too few sizes.
         metric: the test loss.
     """
 
     name: str
     points: tuple[ScaledPoint, ...]
-    tried: tuple[TriedRate, ...]
-    learning_rate: float
     laws: FittedLaws | None
     metric: str = metrics.USUAL_LOSS
 
@@ -269,14 +290,14 @@ class ScaledModel:
                 "factor": point.factor,
                 "flops": point.flops,
                 "above_best": point.above_best,
+                "learning_rate": point.learning_rate,
+                "rates_tried": [dataclasses.asdict(each) for each in point.tried],
                 "runs": [run.to_json() for run in point.runs],
             }
             for point in self.points
         ]
         return {
             "name": self.name,
-            "learning_rate": self.learning_rate,
-            "rates_tried": [dataclasses.asdict(each) for each in self.tried],
             "falls": self.falls,
             "says": self.says,
             "points": points,
@@ -361,8 +382,8 @@ class _Work:
         folder: of all runs.
         recipes: that were tuned, by model.
         progress: where it is shown.
-        rates: learning rate of each model, once chosen.
-        tried: rates that were tried, by model.
+        rates: learning rate of each size of each model, once chosen.
+        tried: rates that were tried, by model and size.
     """
 
     config: ScaleConfig
@@ -371,8 +392,8 @@ class _Work:
     folder: Path
     recipes: Mapping[str, RunConfig]
     progress: Progress
-    rates: dict[str, float] = field(default_factory=dict)
-    tried: dict[str, tuple[TriedRate, ...]] = field(default_factory=dict)
+    rates: dict[tuple[str, float], float] = field(default_factory=dict)
+    tried: dict[tuple[str, float], tuple[TriedRate, ...]] = field(default_factory=dict)
 
     @property
     def judge(self) -> str:
@@ -385,11 +406,12 @@ class _Work:
         start = smallest(name, known=self.config.known) if recipe is None else cast(BuiltInConfig, recipe.model)
         return grow(start, self.data.inputs, factor=factor)
 
-    def training(self, name: str, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
-        """Return how a model is trained.
+    def training(self, name: str, factor: float = 1.0, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
+        """Return how a size of a model is trained.
 
         Args:
             name: of the model.
+            factor: of compute; only the learning rate depends on it.
             rate: another learning rate than its own.
             seed: of weights and order.
         """
@@ -404,7 +426,7 @@ class _Work:
             early_stop = dataclasses.replace(settings.early_stop, metric=self.judge)
             settings = dataclasses.replace(settings, early_stop=early_stop)
             settings = override(settings, own.training_changes if isinstance(own, OwnData) else {})
-        rate = rate or self.rates.get(name)
+        rate = rate or self.rates.get((name, factor))
         if rate:
             settings = dataclasses.replace(settings, learning_rate=rate)
         loader = dataclasses.replace(settings.loader, seed=seed)
@@ -442,8 +464,8 @@ def _run_folder(factor: float, seed: int) -> str:
     return f"{factor:g}x_seed{seed}"
 
 
-def _rate_folder(rate: float) -> str:
-    return f"rate{rate:g}_seed{SEARCH_SEED}"
+def _rate_folder(factor: float, rate: float) -> str:
+    return f"{factor:g}x_rate{rate:g}_seed{SEARCH_SEED}"
 
 
 def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = None) -> ScaleStudy:
@@ -467,18 +489,19 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
     models = {(name, factor): work.model(name, factor) for name in config.models for factor in config.factors}
     remaining = _say_cost(work, models)
     for name in config.models:
-        _choose_rate(work, name, model=models[name, config.factors[0]], remaining=remaining)
+        _choose_rates(work, models, name=name, remaining=remaining)
     runs: dict[tuple[str, float, int], tuple[RunRecord, float]] = {}
     total = len(models) * config.seeds
     for seed, factor, name in itertools.product(range(config.seeds), config.factors, config.models):
         folder_name = _run_folder(factor, seed)
         is_missing = work.is_missing(name, folder_name)
         progress.say(f"{name}, {factor:g}x, seed {seed}")
-        request = work.request(name, models[name, factor], work.training(name, seed=seed), folder=folder_name)
+        training = work.training(name, factor, seed=seed)
+        request = work.request(name, models[name, factor], training, folder=folder_name)
         record, cpu_s = work.finish(request, read_test=True)
         runs[name, factor, seed] = record, cpu_s
         if is_missing:
-            remaining.ended(cpu_s)
+            remaining.ended(f"{name}/{folder_name}", cpu_s)
             shown = ", ".join(f"{metric} {record.test[metric]:.5f}" for metric in config.metrics)
             progress.say(
                 f"{name}, {factor:g}x, seed {seed}: {shown}; {cpu_s:.0f} CPU seconds; {len(runs)} of {total} runs, "
@@ -491,52 +514,102 @@ def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) ->
     """Estimate and say what the missing runs will take, in the order in which they are made."""
     config = work.config
     factors = config.factors
-    missing_rates = [
-        (name, factors[0])
+    rate_factors = factors if config.rates_for is RatesFor.EVERY_SIZE else factors[:1]
+    rates = {
+        f"{name}/{_rate_folder(factor, rate)}": (name, factor)
         for name in config.models
+        for factor in rate_factors
         for rate in config.rates
-        if work.is_missing(name, _rate_folder(rate))
-    ]
-    missing = [
-        (name, factor)
+        if work.is_missing(name, _rate_folder(factor, rate))
+    }
+    runs = {
+        f"{name}/{_run_folder(factor, seed)}": (name, factor)
         for seed, factor, name in itertools.product(range(config.seeds), factors, config.models)
         if work.is_missing(name, _run_folder(factor, seed))
-    ]
-    if not missing and not missing_rates:
-        return Remaining(estimates=())
+    }
+    missing = rates | runs
+    if not missing:
+        return Remaining(estimates={})
     costs = {
         name: measure(models[name, factors[0]], models[name, factors[-1]], data=work.data, training=work.training(name))
-        for name in dict.fromkeys(name for name, _ in (*missing_rates, *missing))
+        for name in dict.fromkeys(name for name, _ in missing.values())
     }
     steps = {name: -(-work.data.train.num_rows // work.training(name).loader.batch_size) for name in costs}
-    estimates = [
-        costs[name].seconds(forward_flops(models[name, factor], work.data.inputs), steps=steps[name])
-        for name, factor in (*missing_rates, *missing)
-    ]
+    estimates = {
+        run: costs[name].seconds(forward_flops(models[name, factor], work.data.inputs), steps=steps[name])
+        for run, (name, factor) in missing.items()
+    }
     remaining = Remaining(estimates=estimates)
+    at_most = "at most " if config.rates_for is RatesFor.EVERY_SIZE else ""
     work.progress.say(
-        f"{len(missing)} runs of {work.data.train.num_rows:,} rows"
-        + (f" and {len(missing_rates)} to choose learning rates" if missing_rates else "")
-        + f": about {as_time(remaining.seconds)} in all"
+        f"{len(runs)} runs of {work.data.train.num_rows:,} rows"
+        + (f" and {at_most}{len(rates)} to choose learning rates" if rates else "")
+        + f": {at_most or 'about '}{as_time(remaining.seconds)} in all"
     )
     return remaining
 
 
-def _choose_rate(work: _Work, name: str, *, model: BuiltInConfig, remaining: Remaining) -> None:
-    """Try all learning rates at the smallest size, by validation data, and keep the best."""
-    tried = []
-    for rate in work.config.rates:
-        folder = _rate_folder(rate)
+def _choose_rates(
+    work: _Work, models: Mapping[tuple[str, float], BuiltInConfig], *, name: str, remaining: Remaining
+) -> None:
+    """Choose the learning rate of each size of a model, smallest first, by validation data."""
+    config = work.config
+    rates = tuple(sorted(set(config.rates)))
+    if not rates:
+        return
+
+    def try_rate(factor: float, rate: float) -> TriedRate:
+        folder = _rate_folder(factor, rate)
         is_missing = work.is_missing(name, folder)
-        request = work.request(name, model, work.training(name, rate=rate, seed=SEARCH_SEED), folder=folder)
+        training = work.training(name, factor, rate=rate, seed=SEARCH_SEED)
+        request = work.request(name, models[name, factor], training, folder=folder)
         record, cpu_s = work.finish(request, read_test=False)
-        tried.append(TriedRate(rate=rate, valid=record.valid[work.config.metrics[0]], cpu_s=cpu_s))
+        tried = TriedRate(rate=rate, valid=record.valid[config.metrics[0]], cpu_s=cpu_s)
         if is_missing:
-            remaining.ended(cpu_s)
-            work.progress.say(f"{name}, learning rate {rate:g}: validation loss {tried[-1].valid:.5f}")
-    work.tried[name] = tuple(tried)
-    if tried:
-        work.rates[name] = min(tried, key=lambda each: each.valid).rate
+            remaining.ended(f"{name}/{folder}", cpu_s)
+            work.progress.say(f"{name}, {factor:g}x, learning rate {rate:g}: validation loss {tried.valid:.5f}")
+        return tried
+
+    smallest_factor, *larger = config.factors
+    tried = tuple(try_rate(smallest_factor, rate) for rate in rates)
+    best = best_rate(tried)
+    work.tried[name, smallest_factor] = tried
+    work.rates[name, smallest_factor] = best
+    for factor in larger:
+        if config.rates_for is RatesFor.EVERY_SIZE:
+            tried = descend(rates, start=best, try_rate=functools.partial(try_rate, factor))
+            best = best_rate(tried)
+            work.tried[name, factor] = tried
+            for rate in set(rates) - {each.rate for each in tried}:
+                remaining.skipped(f"{name}/{_rate_folder(factor, rate)}")
+        work.rates[name, factor] = best
+
+
+def best_rate(tried: Sequence[TriedRate]) -> float:
+    """Return the rate with the lowest validation loss; one that diverged has none."""
+    return min(tried, key=lambda each: math.inf if math.isnan(each.valid) else each.valid).rate
+
+
+def descend(rates: Sequence[float], *, start: float, try_rate: Callable[[float], TriedRate]) -> tuple[TriedRate, ...]:
+    """Try rates from one downwards, and upwards if none below it is better, for as long as the loss falls.
+
+    Args:
+        rates: ascending.
+        start: one of them.
+        try_rate: returns what a rate reaches.
+    """
+    first = rates.index(start)
+    tried = [try_rate(start)]
+    for direction in (rates[:first][::-1], rates[first + 1 :]):
+        best = tried[0]
+        for rate in direction:
+            tried.append(try_rate(rate))
+            if not tried[-1].valid < best.valid:
+                break
+            best = tried[-1]
+        if best is not tried[0]:
+            break
+    return tuple(sorted(tried, key=lambda each: each.rate))
 
 
 def _study(
@@ -557,6 +630,8 @@ def _study(
             ScaledPoint(
                 factor=factor,
                 model=models[name, factor],
+                learning_rate=work.training(name, factor).learning_rate,
+                tried=work.tried.get((name, factor), ()),
                 runs=tuple(
                     ScaledRun(
                         record=runs[name, factor, seed][0],
@@ -581,8 +656,6 @@ def _study(
             ScaledModel(
                 name=name,
                 points=points,
-                tried=work.tried.get(name, ()),
-                learning_rate=work.training(name).learning_rate,
                 laws=laws,
                 metric=config.metrics[0],
             )
@@ -599,12 +672,17 @@ def _study(
 
 
 def _rates_at_an_end(work: _Work) -> list[str]:
-    """Say which models have the smallest or the largest of the rates that they tried: others may be better."""
-    rates = sorted(work.config.rates)
-    at = {name: rate for name, rate in work.rates.items() if len(rates) > 1 and rate in (rates[0], rates[-1])}
+    """Say which sizes have the smallest or the largest of the rates that their model tried: others may be better."""
+    rates = sorted(set(work.config.rates))
+    at: dict[tuple[str, float], list[str]] = {}
+    for name, factor in work.tried:
+        rate = work.rates[name, factor]
+        if len(rates) > 1 and rate in (rates[0], rates[-1]):
+            at.setdefault((name, rate), []).append(f"{factor:.3g}x")
     return [
-        f"the learning rate of {name}, {rate:g}, is at an end of those tried: a better one may lie beyond"
-        for name, rate in at.items()
+        f"the learning rate of {name} at {', '.join(factors)}, {rate:g}, is at an end of those tried: "
+        "a better one may lie beyond"
+        for (name, rate), factors in at.items()
     ]
 
 
