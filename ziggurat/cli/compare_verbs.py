@@ -50,7 +50,7 @@ SCALE_SUMMARY = "grow models in width, depth and rank together, and say which la
 SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale); results are never set beside those of
 `ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
   ziggurat scale wukong,dcn_v2,rankmixer --data synthetic-1m --points 6 --seeds 3 --rates 1e-3,2e-3,4e-3
-  ziggurat scale wukong,dcn_v2 --data synthetic-1m --compute 1x..64x --points 6 --rates 1e-3,2e-3,4e-3,8e-3 --rates-for every-size
+  ziggurat scale wukong,dcn_v2 --data synthetic-300k --compute 1x..64x --rates 2e-3,4e-3,8e-3 --rates-for every-size
   ziggurat scale wukong --compute 1x..256x
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
   ziggurat scale wukong,dcn_v2 --tuned tuned/ --compute 1x..64x
