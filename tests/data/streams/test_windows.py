@@ -132,6 +132,26 @@ def test_a_clock_that_was_not_set_does_not_hide_the_unit_of_the_times_behind_it(
     assert Cut.of(StreamConfig(by="day"), clock).windows(np.array([0.0])).tolist() == [0]  # 1970-01-01
 
 
+@pytest.mark.parametrize("latest_s", [math.inf, SECONDS[-1] + 86_400.0])
+@pytest.mark.parametrize("unit", ["floats", "milliseconds"])
+def test_a_time_outside_of_the_calendar_is_a_bad_row(tmp_path: Path, unit: str, latest_s: float) -> None:
+    """One row of the year minus thirty thousand million was the first window: the vocabularies were its alone."""
+    clock = Clock.of(RawChunk.of(pl.DataFrame({"at": COLUMNS[unit]})), "at", date_order=DateOrder.AUTO)
+    good = float(COLUMNS[unit][0])
+    chunk = RawChunk.of(pl.DataFrame({"at": [good, -1e18 * clock.per_second, 1e300, good]}))
+    with pytest.raises(DataError, match="year"):
+        clock.times(chunk, bad_rows=BadRows(), latest_s=latest_s)
+    with BadRows(BadRowPolicy.QUARANTINE, folder=tmp_path) as bad_rows:
+        times = clock.times(chunk, bad_rows=bad_rows, latest_s=latest_s)
+    assert np.isnan(times).tolist() == [False, True, True, False]
+    assert sum(bad_rows.counts.values()) == 2
+
+
+@pytest.mark.parametrize("time", [1e300, -1e300, 1e19, float(2**63), 253_402_300_800.0])
+def test_a_time_without_a_date_is_shown_as_its_number(time: float) -> None:
+    assert float(Clock(column="at", per_second=1).shown(time)) == time
+
+
 def test_numbers_of_ones_own_have_windows_of_rows_alone() -> None:
     series = pl.Series("at", [0, 1, 2, 3])
     with pytest.raises(ConfigError, match="calendar"):

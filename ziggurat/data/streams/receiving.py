@@ -188,7 +188,8 @@ class Receiving:
                 time.sleep(_NAP_S)
                 continue
             if self._away_since is not None:
-                self._reader.say(f"the broker answers again, after {time.monotonic() - self._away_since:.1f} s")
+                away_s = time.monotonic() - self._away_since
+                self._reader.say(f"the broker of {self._url} answers again, after {away_s:.1f} s")
                 self._away_since = None
             return messages
 
@@ -211,6 +212,7 @@ class Receiving:
                 found=str(away),
                 where=self._url,
                 ways_out=(
+                    *away.ways_out,
                     "start it, or correct host and port",
                     *filter(None, [self._broker.how_to_try(self._url)]),
                     "--follow waits for a broker that was there before",
@@ -218,7 +220,7 @@ class Receiving:
             ) from away
         if self._away_since is None:
             self._away_since = now
-            self._reader.say(f"the broker does not answer ({away}); it is asked again")
+            self._reader.say(f"the broker of {self._url} does not answer ({away}); it is asked again")
 
     def _keep(self, messages: Messages) -> None:
         """Add messages to those that are pending."""

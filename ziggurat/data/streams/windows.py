@@ -37,6 +37,8 @@ UNREADABLE = LEFT_OUT + 1  # of rows without a time, which were put aside
 _ROWS = re.compile(r"rows:([1-9][0-9_]*)")
 _DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2}(\.\d{1,9})?)?)?)?)?)?")
 _DIGITS = (0, 3, 6, 9)  # of the fraction of a second, in a time for a person
+_FIRST_S = -62_167_219_200  # 0000-01-01, the first moment that a date of four digits can name
+_END_S = 253_402_300_800  # 10000-01-01
 _PER_SECOND_OF_DATES = 1_000_000  # dates become microseconds
 
 
@@ -145,7 +147,7 @@ class Clock:
 
         Args:
             chunk: the rows.
-            bad_rows: where rows without a time go, and rows of the future.
+            bad_rows: where rows without a time go, rows outside of the calendar, and rows of the future.
             latest_s: seconds since 1970; a later row has a wrong clock: it would call all windows before it done.
             by_row: whether each row has a writer of its own, as messages have. A time of another unit or kind is then
                 a bad row; of one file another unit is an error where half of a chunk or more has it.
@@ -157,7 +159,7 @@ class Clock:
         keys = time_keys(
             chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order, by_row=by_row
         )
-        keys = self._without_future(keys, chunk, bad_rows=bad_rows, latest_s=latest_s)
+        keys = self._without_impossible(keys, chunk, bad_rows=bad_rows, latest_s=latest_s)
         if self.seen is None:
             return keys
         readable = np.flatnonzero(~np.isnan(keys))
@@ -212,10 +214,10 @@ class Clock:
         keys = readable_times(chunk.frame[self.column], order=self.date_order, is_date=self.is_date)
         return float(np.nanmax(keys, initial=-np.inf))
 
-    def _without_future(
+    def _without_impossible(
         self, keys: Float64[np.ndarray, " N"], chunk: RawChunk, *, bad_rows: BadRows, latest_s: float
     ) -> Float64[np.ndarray, " N"]:
-        """Report rows later than `latest_s`, which are NaN afterwards."""
+        """Report rows outside of the calendar, or later than `latest_s`, which are NaN afterwards."""
         if not self.per_second:
             return keys
         # A time in another unit looks like one of the far future, and is reported as what it is.
@@ -223,24 +225,35 @@ class Clock:
         if self.seen is not None:
             readable = np.flatnonzero(~np.isnan(keys))
             same_unit[readable[of_another_unit(_whole(keys[readable]), seen=[self.seen])]] = False
-        ahead = np.flatnonzero((keys > latest_s * self.per_second) & same_unit)
-        if not len(ahead):
+        # A year without a date would be a window of its own, before all others or behind them.
+        in_calendar = (keys >= _FIRST_S * self.per_second) & (keys < _END_S * self.per_second)
+        wrong = np.flatnonzero((~in_calendar | (keys > latest_s * self.per_second)) & same_unit & ~np.isnan(keys))
+        if not len(wrong):
             return keys
         keys = keys.copy()
-        for index in ahead.tolist():
+        for index in wrong.tolist():
             time = float(keys[index])
             keys[index] = np.nan
+            if in_calendar[index] or (time > 0 and latest_s < np.inf):
+                reason = BadReason.IN_FUTURE
+                expected = f"times up to {self.shown(math.floor(latest_s) * self.per_second)}, a day from now"
+                ways_out = (
+                    "set the clock of who writes these rows",
+                    "take rows of the future, where they are made data: --future take",
+                )
+            else:
+                reason = BadReason.NOT_READABLE
+                expected = "times from the year 0 to the year 9999"
+                ways_out = ("correct the clock of who writes these rows",)
+            number = f"{time:.15g}"
             bad_rows.report(
                 chunk.bad_row(
                     index,
                     column=self.column,
-                    reason=BadReason.IN_FUTURE,
-                    expected=f"times up to {self.shown(math.floor(latest_s) * self.per_second)}, a day from now",
-                    found=f"{time:.15g} ({self.shown(time)})",
-                    ways_out=(
-                        "set the clock of who writes these rows",
-                        "take rows of the future, where they are made data: --future take",
-                    ),
+                    reason=reason,
+                    expected=expected,
+                    found=f"{number} ({self.shown(time)})" if in_calendar[index] else number,
+                    ways_out=ways_out,
                 )
             )
         return keys
@@ -285,7 +298,8 @@ class Clock:
 
         A fraction of a second is kept where there is one: a watermark that is cut would be before the newest row.
         """
-        if not self.per_second:
+        # Behind the calendar's end, or before its begin, a time has no date: a bad row may have any number.
+        if not self.per_second or not _FIRST_S <= time / self.per_second < _END_S:
             short = f"{time:.15g}"
             return short if float(short) == time else repr(float(time))
         digits, count = _in_digits(Fraction(time) / self.per_second, read_as=float(time) / self.per_second)

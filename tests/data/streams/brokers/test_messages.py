@@ -124,13 +124,15 @@ def test_what_is_no_row_is_named() -> None:
         ("7", {"arrow": whole[:-30]}, BadReason.UNPARSABLE),
         ("8", {"arrow": b""}, BadReason.UNPARSABLE),
         ("9", {"arrow": stream_of(pa.table({"a": [1]}))}, BadReason.NUM_FIELDS),
+        ("10", {"json": r'{"a": "\ud800"}'}, BadReason.INVALID_UTF8),
+        ("11", {"json": r'{"a": "1", "other": ["\udfff"]}'}, BadReason.INVALID_UTF8),
     ]
-    good = ("10", {"a": "1"})
-    messages = Messages.of([*((id, fields) for id, fields, _ in entries), good], position="10")
+    good = ("12", {"json": r'{"a": "\ud83d\ude00"}'})
+    messages = Messages.of([*((id, fields) for id, fields, _ in entries), good], position="12")
     frame, places, bad = frame_of(messages, columns=["a", "b"])
     assert {each.index: each.reason for each in bad} == {index: reason for index, (_, _, reason) in enumerate(entries)}
-    assert places == [10]
-    assert frame.to_dicts() == [{"a": "1", "b": None}]
+    assert places == [12]
+    assert frame.to_dicts() == [{"a": "😀", "b": None}]
 
 
 @settings(deadline=None)

@@ -267,7 +267,7 @@ def test_an_emptied_or_older_stream_is_refused(server: RedisServer, key: str) ->
         _, after = rest(source)
     with server.client() as client:
         client.delete(key)
-        with pytest.raises(DataError, match="a stream that is there"):
+        with pytest.raises(DataError, match="it was deleted"):
             subscribed(server, key, after=after)
         client.xadd(key, {"n": 0}, id="5-0")  # as in a copy from long ago
         client.xgroup_create(key, "ziggurat", id="0")
@@ -297,11 +297,64 @@ def test_a_stream_that_is_emptied_while_it_is_read_is_refused(server: RedisServe
         _, after = rest(source)
         with server.client() as client:
             client.delete(key)
-        with pytest.raises(DataError, match="a stream that is there"):
+        with pytest.raises(DataError, match="goes on behind entry") as gone:
             source.read(after, most=10)
         add(server, key, 10)
         with pytest.raises(DataError, match="the consumer group"):
             source.read(after, most=10)
+        with server.client() as client:
+            client.delete(key)
+    with pytest.raises(DataError, match="it was deleted"):
+        subscribed(server, key, after=after)
+    carry_out(server, gone.value.ways_out[1])
+    add(server, key, 11)
+    with subscribed(server, key, after=after) as source:
+        assert rest(source, after)[0] == [11]
+
+
+def carry_out(server: RedisServer, way_out: str) -> None:
+    """Execute the commands of redis-cli that stand behind the colon of a way out."""
+    with server.client() as client:
+        for command in way_out.rpartition(": ")[2].split("; "):
+            words = shlex.split(command)
+            assert words[:5] == ["redis-cli", "-h", "127.0.0.1", "-p", str(server.port)]
+            client.execute_command(*words[5:])
+
+
+def test_a_group_that_is_removed_while_it_is_read_is_made_again_by_what_the_error_says(
+    server: RedisServer, key: str
+) -> None:
+    add(server, key, *range(10))
+    with subscribed(server, key) as source:
+        messages = source.read("", most=4)
+        with server.client() as client:
+            client.xgroup_destroy(key, "ziggurat")
+        with pytest.raises(DataError, match="the consumer group") as refused:
+            rest(source, messages.position)
+    carry_out(server, refused.value.ways_out[1])
+    with subscribed(server, key, after=messages.position) as source:
+        assert rest(source, messages.position)[0] == list(range(4, 10))
+
+
+@pytest.mark.parametrize("state", ["read-only", "out of memory"])
+def test_a_server_that_takes_no_writes_for_a_while_is_away(server: RedisServer, key: str, state: str) -> None:
+    """The client cuts the codes off these replies, so that a stream ended where it could have waited."""
+    away, back = {
+        "read-only": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+        "out of memory": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")),
+    }[state]
+    add(server, key, *range(10))
+    with subscribed(server, key) as source, server.client() as client:
+        messages = source.read("", most=4)
+        client.execute_command(*away)
+        try:
+            with pytest.raises(BrokerAway) as asked:
+                source.read(messages.position, most=10)
+        finally:
+            client.execute_command(*back)
+        assert str(asked.value).startswith("READONLY" if state == "read-only" else "OOM")
+        assert any("maxmemory" in way for way in asked.value.ways_out) == (state == "out of memory")
+        assert rest(source, messages.position)[0] == list(range(4, 10))
 
 
 def test_wrong_names_and_words_are_refused_by_name(server: RedisServer, key: str) -> None:
@@ -316,6 +369,8 @@ def test_wrong_names_and_words_are_refused_by_name(server: RedisServer, key: str
     for url, expected in (
         ("redis://:hunter2@localhost/clicks", "without a password"),
         ("redis://localhost/clicks?grup=a", "options group"),
+        ("redis://localhost/clicks?password=hunter2", "options group"),
+        ("redis://[::1:6379/clicks", "a URL of a broker"),
         ("redis://localhost/", "host and stream"),
         ("redis://localhost:port/clicks", "numbers"),
         ("redis://localhost/clicks?takeover-s=0", "takeover-s"),
@@ -374,8 +429,10 @@ def test_a_user_who_is_allowed_what_the_error_names_reads_acknowledges_and_takes
 
 def test_no_server_is_one_that_is_away() -> None:
     pytest.importorskip("redis")
-    with pytest.raises(BrokerAway):
-        REDIS.subscribe("redis://127.0.0.1:1/clicks", reader=Reader(name="ziggurat:me"), after="")
+    for scheme in ("redis", "rediss"):
+        with pytest.raises(BrokerAway) as away:
+            REDIS.subscribe(f"{scheme}://127.0.0.1:1/clicks", reader=Reader(name="ziggurat:me"), after="")
+        assert any("TLS" in way for way in away.value.ways_out) == (scheme == "rediss")
 
 
 def test_a_server_that_is_killed_and_started_again_goes_on(tmp_path: Path) -> None:

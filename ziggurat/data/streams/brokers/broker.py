@@ -37,7 +37,16 @@ Cell = str | bytes | None
 
 
 class BrokerAway(Exception):  # noqa: N818  it is no error: who waits long enough never sees one
-    """The broker does not answer now, and may do so again: whoever reads tries again from the position that it has."""
+    """The broker does not answer now, and may do so again: whoever reads tries again from the position that it has.
+
+    Args:
+        text: the broker's own words, or those of the connection.
+        ways_out: what else may be wrong than that it is away.
+    """
+
+    def __init__(self, text: str, *, ways_out: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.ways_out = tuple(ways_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +275,17 @@ class Address:
             secrets: where passwords come from instead, for the error.
 
         Raises:
-            ConfigError: a password in it, or an option that there is not.
+            ConfigError: it is none, has a password in it, or an option that there is not.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigError(
+                expected="a URL of a broker",
+                found=f"one that cannot be read: {error}",
+                where=url,
+                ways_out="an address of IPv6 stands in brackets: redis://[::1]:6379/clicks",
+            ) from error
         if parts.password is not None:
             raise ConfigError(
                 expected="a URL without a password: it is kept in the folder of the run",
@@ -279,10 +296,11 @@ class Address:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         for name in options:
             if name not in known:
+                # Without what stands behind the question mark: it may be a password.
                 raise ConfigError(
                     expected=f"options {', '.join(known)}",
                     found=repr(name),
-                    where=url,
+                    where=url.partition("?")[0],
                     ways_out=[f"?{each}=… {meaning}" for each, meaning in known.items()],
                 )
         return Address(url=url, parts=parts, options=options)

@@ -214,6 +214,10 @@ def _of_json(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
             expected = f"an object of JSON in the field {Payload.JSON.value!r}"
             shown = _shown(cell)
             report(BadMessage(index=index, reason=BadReason.UNPARSABLE, expected=expected, found=shown))
+        elif not _is_text(row):
+            expected = f"text in the field {Payload.JSON.value!r} that UTF-8 can hold"
+            shown = f"half of a pair of surrogates in {_shown(cell)}"
+            report(BadMessage(index=index, reason=BadReason.INVALID_UTF8, expected=expected, found=shown))
         elif not any(name in row for name in read.needed):
             report(_without_columns(index, columns=columns, found=f"keys {', '.join(row)}" if row else "no key"))
         else:
@@ -223,6 +227,15 @@ def _of_json(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
         part = found[first:last]
         frame = pl.DataFrame([_series_of_values(name, [row.get(name) for row in part]) for name in columns])
         yield Rows(frame=frame, messages=np.array(rows[first:last]))
+
+
+def _is_text(row: Mapping[str, Any]) -> bool:
+    r"""Return whether all texts of an object can be written: JSON allows "\ud800" alone, UTF-8 does not."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _alike(rows: Sequence[dict[str, Any]], *, columns: Sequence[str]) -> Iterator[tuple[int, int]]:

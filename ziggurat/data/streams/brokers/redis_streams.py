@@ -76,7 +76,17 @@ _REPLY_BYTES = 16 << 20  # of a reply to a read, about
 _FIRST_COUNT = 256  # entries of the first read, from which their size is known
 _PAGE = 5_000  # ids of a page
 _LARGEST = "18446744073709551615-0"
-_NOW_AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED", "MISCONF")
+_NOW_AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "UNBLOCKED", "MISCONF", "OOM")
+# The client takes the code from the front of these replies, and makes a class of it.
+_CODES = {
+    "AskError": "ASK",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
 _CLOCK_STEP_S = 0.05
 _NAME = "ziggurat:"  # of our readers begins so
 
@@ -309,6 +319,7 @@ class _RedisSubscription(Subscription):
         self._has_joined = False
         self._claims = False  # entries are read that are pending under our name, of a folder that begins
         self._delivered = EntryId()  # entries up to here were delivered, to us, and did not all arrive
+        self._last_read: EntryId | None = None  # what was asked for last lies behind it; None: from the beginning on
         self._floor = EntryId()  # entries up to here were given to others, before a folder began
         self._count = _FIRST_COUNT
         self._acknowledged = ""
@@ -370,19 +381,26 @@ class _RedisSubscription(Subscription):
             ) from error
         except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
             self._has_joined = False
-            raise BrokerAway(_first_line(error)) from error
+            ways_out = ("a server that speaks no TLS: redis:// in place of rediss://",) if settings.is_encrypted else ()
+            raise BrokerAway(_first_line(error), ways_out=ways_out) from error
         except errors.ResponseError as error:
-            text = _first_line(error)
+            text = f"{_CODES.get(type(error).__name__, '')} {_first_line(error)}".strip()
             if text.startswith(_NOW_AWAY):
                 self._has_joined = False
-                raise BrokerAway(text) from error
+                raise BrokerAway(text, ways_out=self._ways_to_memory() if text.startswith("OOM") else ()) from error
             raise self._refusal(text) from error
+
+    def _ways_to_memory(self) -> tuple[str, ...]:
+        return (
+            f"give the server more memory: {self._settings.cli} CONFIG SET maxmemory BYTES",
+            "trim streams whose entries all groups have acknowledged: XTRIM",
+        )
 
     def _refusal(self, text: str) -> ZigguratError:
         """Return the error for a reply that waiting does not help."""
         settings = self._settings
         if "no such key" in text:
-            return self._no_stream()
+            return self._no_stream() if self._last_read is None else self._gone(self._last_read)
         if text.startswith("WRONGTYPE"):
             return DataError(
                 expected="a stream",
@@ -394,7 +412,7 @@ class _RedisSubscription(Subscription):
                 ),
             )
         if text.startswith("NOGROUP"):
-            return self._no_group(text)
+            return self._no_group(text, last=str(self._last_read or settings.start))
         if text.startswith(("MOVED", "ASK")):
             return ConfigError(
                 expected="the server that has the stream",
@@ -413,6 +431,23 @@ class _RedisSubscription(Subscription):
             ways_out=(
                 "read the log of the server",
                 f"try it by hand: {settings.cli} XINFO STREAM {shlex.quote(settings.key)}",
+            ),
+        )
+
+    def _gone(self, last: EntryId) -> ZigguratError:
+        """Return the error for a stream that was deleted behind an entry that was read."""
+        settings = self._settings
+        words = (shlex.quote(settings.key), shlex.quote(settings.group))
+        return DataError(
+            expected=f"a stream that goes on behind entry {last}, the last one that was read",
+            found=f"no key {settings.key!r}: it was deleted",
+            where=settings.url,
+            ways_out=(
+                "restore the broker from a newer copy",
+                "if producers lost nothing, make it anew and let it go on behind that entry: "
+                f"{settings.cli} XGROUP CREATE {words[0]} {words[1]} {last} MKSTREAM; "
+                f"{settings.cli} XSETID {words[0]} {last}",
+                "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
 
@@ -441,7 +476,7 @@ class _RedisSubscription(Subscription):
             return []
         return sorted(name.decode(errors="replace") for name in reply[1])[:100]
 
-    def _no_group(self, text: str, *, last: str = "ID") -> ZigguratError:
+    def _no_group(self, text: str, *, last: str) -> ZigguratError:
         settings = self._settings
         return DataError(
             expected=f"the consumer group {settings.group!r}, in which entries were read",
@@ -461,6 +496,7 @@ class _RedisSubscription(Subscription):
         """Compare the stream and its group with the journal, and take over what a dead reader left."""
         settings = self._settings
         position = _Position.of(after)
+        self._last_read = None if position is None else position.last
         key = settings.key
         group = settings.group
         state = _State.of(self._ask("XINFO", "STREAM", key))
@@ -673,6 +709,7 @@ class _RedisSubscription(Subscription):
         settings = self._settings
         position = _Position.of(after)
         last = EntryId() if position is None else position.last
+        self._last_read = None if position is None else last
         look = ("XINFO", "STREAM", settings.key)
         while True:
             count = str(min(most, self._count))
