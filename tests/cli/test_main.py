@@ -470,20 +470,24 @@ def test_without_a_recipe_ways_out_are_a_recipe_and_a_few_models(capsys) -> None
     assert "ziggurat train auto --data.train FILE --schema SCHEMA" in shown
 
 
+@pytest.mark.parametrize(
+    ("number", "text", "first_way"),
+    [(24, "Too many open files", "free space"), (2, "No such file", "correct the path")],
+)
 def test_what_the_system_refuses_and_nobody_explains_is_an_error_in_four_parts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, text: str, first_way: str
 ) -> None:
     def refuses(options: object, rest: object) -> int:
-        raise OSError(24, "Too many open files", "some/file")
+        raise OSError(number, text, "some/file")
 
     others = (verb for verb in OWN_VERBS if verb.name != "recipes")
     refusing = dataclasses.replace(RECIPES, run=refuses)
     monkeypatch.setattr("ziggurat.cli.main.OWN_VERBS", (*others, refusing))
     assert main(["recipes"]) == 2
     said = capsys.readouterr().err
-    assert "found:    Too many open files" in said
+    assert f"found:    {text}" in said
     assert "where:    some/file" in said
-    assert "ways out:" in said
+    assert f"ways out:\n  1. {first_way}" in said
 
 
 def test_code_of_a_verb_that_ends_the_program_does_not_look_like_a_verb_that_is_done(

@@ -11,7 +11,7 @@ import pytest
 from ziggurat.cli.main import build_parser, main
 from ziggurat.cli.outputs import add_output, replacing_is_said
 from ziggurat.errors import FileError
-from ziggurat.files import replacing_folder, write_text
+from ziggurat.files import replacing_folder, ways_to_write, write_text
 from ziggurat.training.records.run_folder import RunFolder
 
 # Options that are called like outputs, and under which nothing is replaced: a run or a study there goes on or is
@@ -136,3 +136,28 @@ def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_named_a
         RunFolder(tmp_path / "file.csv").refuse_unwritable()
     assert (refused.value.found, refused.value.ways_out) == ("a file", ("choose another: --out runs/file",))
     assert (tmp_path / "file.csv").read_text() == "user"
+
+
+def test_a_folder_that_takes_no_files_says_what_helps_a_run_that_has_begun_and_what_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+
+    def refuses(**more: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuses)
+    with pytest.raises(FileError) as new:
+        run.refuse_unwritable()
+    assert "--out" in new.value.ways_out[0]
+    run.metrics.write_text("{}")
+    with pytest.raises(FileError) as begun:
+        run.refuse_unwritable()
+    assert f"cp -r {run.path} COPY" in begun.value.ways_out[0]
+    assert not any("--out" in way for way in begun.value.ways_out)
+
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    denied = PermissionError(13, "Permission denied")
+    assert "ZIGGURAT_CACHE" in ways_to_write(denied, tmp_path / "cache" / "prepared" / "x.lock")[0]
+    assert not any("ZIGGURAT_CACHE" in way for way in ways_to_write(denied, tmp_path / "other"))

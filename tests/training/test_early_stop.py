@@ -41,6 +41,7 @@ def test_auto_follows_the_first_label(labels: tuple[Label, ...], expected: str):
         ("auc", (CLICK, BUY), False, "early-stop.metric auc/click"),
         ("gauc", (CLICK,), False, "without a group"),
         ("acu", (CLICK,), False, "early-stop.metric auc"),
+        ("mine", (CLICK,), False, "ziggurat --extension MODULE"),
         ("auc/by", (CLICK, BUY), False, "early-stop.metric auc/buy"),
         ("calibration", (CLICK,), True, "with a direction"),
     ],

@@ -128,6 +128,7 @@ def _of_system(problem: OSError, arguments: Sequence[str] | None) -> FileError:
         found=problem.strerror or str(problem),
         where=str(problem.filename or verb),
         ways_out=(
+            *(("correct the path",) if isinstance(problem, FileNotFoundError | NotADirectoryError) else ()),
             "free space, or correct the permissions, where the path lies",
             "raise the limit on open files (ulimit -n) where too many are open",
             "look for disk errors in the system log (dmesg), and give the same command again",

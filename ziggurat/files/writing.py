@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ziggurat.cache import cache_folder
 from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files.system_text import text_of
 
@@ -299,6 +300,14 @@ def ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
         problem: an `OSError`, or an error of a library that writes.
         path: of the file or folder that was to be written.
     """
+    ways_out = _ways_to_write(problem, path)
+    cache = cache_folder().absolute()
+    if path.absolute().is_relative_to(cache):
+        return (f"keep the cache in another folder than {cache}: ZIGGURAT_CACHE=FOLDER", *ways_out)
+    return ways_out
+
+
+def _ways_to_write(problem: Exception, path: Path) -> tuple[str, ...]:
     number = problem.errno if isinstance(problem, OSError) else None
     if number == errno.EISDIR:
         return (f"it is a folder: name a file in it, {path / 'FILE'}", "choose another path")

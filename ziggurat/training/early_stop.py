@@ -107,7 +107,10 @@ def stop_metric(
         found=f"{config.metric!r}, for {'labels' if len(labels) > 1 else 'label'} {tasks}"
         + ("" if has_groups else ", without a group"),
         where="training settings, early-stop.metric",
-        ways_out=[f"--training.early-stop.metric {pasted(name)}" for name in [*near[:2], AUTO_METRIC]],
+        ways_out=[
+            *(f"--training.early-stop.metric {pasted(name)}" for name in [*near[:2], AUTO_METRIC]),
+            "load the module that adds a metric of this name, as where the run began: ziggurat --extension MODULE …",
+        ],
     )
 
 

@@ -756,3 +756,13 @@ def test_rows_without_a_label_are_put_aside_by_the_command_that_is_printed(tmp_p
     holes = tmp_path / "holes.parquet"
     frame.with_columns(y=pl.when(pl.col("shop") == "s3").then(None).otherwise(pl.col("y"))).write_parquet(holes)
     assert inspect_file(holes, label="y").settings() == ("--data.bad-rows", "quarantine")
+
+
+def test_the_way_out_of_a_bad_row_is_no_quarantine(tmp_path: Path) -> None:
+    """`ziggurat data inspect` has no flag for one, and proposed it."""
+    path = tmp_path / "cut.csv"
+    path.write_text("user,price,bought\n" + "ann,1.5,1\nbob,2,0\n" * 50 + "ann,1")
+    with pytest.raises(DataError) as refused:
+        inspect_file(path, label="bought")
+    assert refused.value.ways_out
+    assert not any("quarantine" in way for way in refused.value.ways_out)

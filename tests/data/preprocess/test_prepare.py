@@ -29,7 +29,7 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MissingFileError, SchemaError
 from ziggurat.features.batch import validate_batch
-from ziggurat.features.schema import UNKNOWN_ROW, Categorical, Dense, Label, MultiHot, Schema
+from ziggurat.features.schema import UNKNOWN_ROW, Categorical, Dense, Label, MultiHot, Schema, Task
 from ziggurat.ops.text.choose import text_kernel
 
 SCHEMA = Schema(
@@ -432,3 +432,15 @@ def test_a_role_without_a_column_is_named_as_the_role(tmp_path, raw):
     assert caught.value.where.startswith("[roles] group")
     assert caught.value.ways_out[0] == 'group = "user"'
     assert not any("feature" in way for way in caught.value.ways_out)
+
+
+def test_a_threshold_that_nothing_reads_is_refused_where_a_schema_is_new(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"user": ["a", "b"] * 50, "stars": [1.0, 5.0] * 50})
+    frame.write_parquet(tmp_path / "raw.parquet")
+    label = Label(name="stars", task=Task.REGRESSION, positive_from=4.0)
+    schema = Schema(features=(Categorical(name="user"),), labels=(label,))
+    config = DataConfig(train=(str(tmp_path / "raw.parquet"),))
+    with pytest.raises(SchemaError, match="positive_from"):
+        prepare(config, schema=schema, folder=tmp_path / "new")
+    # A run that goes on gives its statistics, and keeps the schema that it was trained with.
+    assert prepare(config, schema=schema, folder=tmp_path / "old", numbers={}).train.num_rows > 0

@@ -49,7 +49,7 @@ from ziggurat.data.inspect.interaction_log import InteractionLog, find_log
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.raw.arrow_source import ArrowFile
-from ziggurat.data.raw.bad_rows import BadRowPolicy
+from ziggurat.data.raw.bad_rows import PUT_ASIDE, BadRowPolicy
 from ziggurat.data.raw.frames import as_polars, is_frame
 from ziggurat.data.raw.json_lines import JsonLinesFile
 from ziggurat.data.raw.names import missing_column, name_of_separator, partition_keys
@@ -237,6 +237,15 @@ def inspect_named(path: object, named: Named, *, separator: str = "", sample_row
             where="inspect_file, argument 'path'",
             ways_out=('zg.inspect_file("ratings.parquet")', "zg.inspect_file(frame)"),
         )
+    try:
+        return _inspect_files(path, named=named, separator=separator, sample_rows=sample_rows)
+    except ZigguratError as error:
+        # Who looks into a file has no quarantine: nothing is prepared.
+        error.ways_out = tuple(way for way in error.ways_out if way != PUT_ASIDE)
+        raise
+
+
+def _inspect_files(path: str | os.PathLike[str], *, named: Named, separator: str, sample_rows: int) -> Inspection:
     files = RawSource(path if isinstance(path, StoreFile) else os.fspath(path)).paths
     file = files[0]
     text = TextOptions(delimiter=separator or RawSource(file).better_separator())

@@ -38,6 +38,7 @@ from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.errors import CheckpointError, ZigguratError
+from ziggurat.features.labels import refuse_threshold_of_number
 from ziggurat.features.schema import Schema
 
 _WAITING = "waiting for another process that prepares the same data"
@@ -88,6 +89,8 @@ def prepare(
         ('user', True)
     """
     told: ProgressCallback = progress or (lambda phase, done, total: None)
+    if numbers is None:
+        refuse_threshold_of_number(schema.labels, where="schema")
     if schema.events is not None and config.train:
         Sources(config).refuse_missing_roles(schema)
     wait = partial(told, _WAITING, 0, None)

@@ -22,7 +22,7 @@ from ziggurat.data.streams.brokers import is_broker
 from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError, ZigguratError, nearest_names
 from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
-_OUT_OF_SCHEMA = "take its block out of the schema"
+_OUT_OF_SCHEMA = 'take its block out of the schema; of the only label, name its column there: column = "COLUMN"'
 _FEATURES_OUT_OF_SCHEMA = "take their blocks out of the schema"
 _MAX_NAMED = 10
 _MAX_NEAREST = 3

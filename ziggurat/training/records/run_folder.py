@@ -162,6 +162,7 @@ def read_evaluation(path: Path) -> Evaluated:
     return data
 
 
+_ANOTHER_FOLDER = "choose another folder: --out runs/another_name"
 _NAMES = {
     *("config.json", "data.json", "inputs.json", "preprocessing", "startup.json", "plan.json", "traffic.json"),
     *("dispatch.json", "products.json"),
@@ -349,7 +350,7 @@ class RunFolder:
         """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
         if not self.has_begun():
             return
-        another = "choose another folder: --out runs/another_name"
+        another = _ANOTHER_FOLDER
         if self.windows.exists() and not self.is_stream():
             raise ConfigError(
                 expected=f"{self.stream.name}/ beside {self.windows.name}: it says which rows a stream has trained",
@@ -393,7 +394,7 @@ class RunFolder:
             expected="a folder without files of these names, which a run writes itself",
             found=f"{named}, which no run has written",
             where=str(self.path),
-            ways_out=("choose another folder: --out runs/another_name", f"move {named} elsewhere"),
+            ways_out=(_ANOTHER_FOLDER, f"move {named} elsewhere"),
         )
 
     def _has_config(self) -> bool:
@@ -430,11 +431,13 @@ class RunFolder:
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
+            # A run that goes on is its folder: with --resume another --out names another run.
+            other = f"go on with a copy: cp -r {pasted(self.path)} COPY" if self.has_begun() else _ANOTHER_FOLDER
             raise FileError(
                 expected="a folder for the run that can be written to",
                 found=text_of(error),
                 where=str(self.path),
-                ways_out=("choose another folder: --out runs/another_name", *ways_to_write(error, self.path)),
+                ways_out=(other, *ways_to_write(error, self.path)),
             ) from error
         finally:
             for made in missing:  # innermost first
