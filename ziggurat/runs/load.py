@@ -33,7 +33,15 @@ from ziggurat.data.raw.names import in_terms_of_frame, in_terms_of_keys, missing
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.written_numbers import WrittenColumns
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import BoundsError, CheckpointError, ConfigError, DataError, SchemaError, ZigguratError
+from ziggurat.errors import (
+    BoundsError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingFileError,
+    SchemaError,
+    ZigguratError,
+)
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
@@ -78,6 +86,7 @@ from ziggurat.runs.scores.scoring import (
     saying_unknown_ids,
     scored_frames,
 )
+from ziggurat.serving.export.export_folder import MANIFEST_NAME
 from ziggurat.training.checkpoint import Match
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
@@ -523,6 +532,13 @@ def load_run(
         dict_keys(['row', 'bought'])
     """
     run = RunFolder(Path(folder))
+    if not run.config.exists() and (run.path / MANIFEST_NAME).exists():
+        raise MissingFileError(
+            expected="the folder of a run",
+            found="that of an export, which answers requests",
+            where=str(run.path),
+            ways_out=(f"zg.Recommender.load({str(run.path)!r})", "name the folder of the run that it was made of"),
+        )
     config = load_config(run.path, models=models)
     asked = precision
     precision = PLAIN if precision is None else precision

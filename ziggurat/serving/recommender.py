@@ -506,7 +506,7 @@ class Recommender:
 
     def _catalogue(self) -> ItemCatalogue:
         if self.chain.catalogue is None:
-            raise no_catalogue(self.export.name, column=next(iter(self._item_columns), "COLUMN"))
+            raise no_catalogue(self.export.name, columns=sorted(self._item_columns))
         return self.chain.catalogue
 
 

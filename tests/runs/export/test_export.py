@@ -26,7 +26,7 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.written_numbers import DecimalMark, WrittenNumbers
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError, ExportError
+from ziggurat.errors import ConfigError, ExportError, MissingFileError
 from ziggurat.features.date_order import DateOrder
 from ziggurat.models import MLPConfig
 from ziggurat.ops.row_formats import RowFormat
@@ -58,6 +58,8 @@ def test_a_ranker_scores_as_its_run(shop: Shop, tmp_path: Path, capsys: pytest.C
     assert manifest.facts["program"] == "written"
     assert manifest.sources[0].run == "ranker"
     rec = zg.Recommender.load(out)
+    with pytest.raises(MissingFileError, match="that of an export"):
+        zg.load_run(out)
     rows = events(300, seed=9)
     new = unseen(rows.select([feature.name for feature in SCHEMA.features]), SCHEMA)
     run = zg.load_run(shop.ranker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ziggurat.errors import RequestError
 
 
@@ -28,14 +30,16 @@ def no_ranker(name: str) -> RequestError:
     )
 
 
-def no_catalogue(name: str, *, column: str = "COLUMN") -> RequestError:
-    """The export of this name knows no items, of which a column is given."""
+def no_catalogue(name: str, *, columns: Sequence[str] = ()) -> RequestError:
+    """The export of this name knows no items, which are given by columns: those of rows of its data."""
+    named = f" ({', '.join(columns)})" if columns else ""
     return RequestError(
         expected="an export with a catalogue of items",
         found="none",
         where=f"export {name}",
         ways_out=(
-            f'give items by their columns: {{"items": [{{"{column}": "…"}}]}}',
+            f'give items by their columns{named}, and not by ids: rank(user, [{{"COLUMN": "…"}}]), or over HTTP '
+            '"items": [{"COLUMN": "…"}]',
             "name the item's features in the schema ([items]), and train and export again",
         ),
     )
