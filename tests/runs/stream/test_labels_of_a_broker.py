@@ -523,7 +523,7 @@ def test_a_log_of_labels_that_is_not_there_is_refused_before_the_first_row(serve
     world.live(rows, labels)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:6379"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:6379", "localhost"])
 def test_one_stream_for_rows_and_labels_is_refused(tmp_path: Path, host: str) -> None:
     pytest.importorskip("redis")
     with pytest.raises(ConfigError, match="and another one for labels") as refused:

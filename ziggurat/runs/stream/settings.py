@@ -190,8 +190,9 @@ def refuse_half_of_labels(delay: DelayConfig, *, labels: Sequence[str], train: S
         return
     url_of_labels = labels[0]
     url_of_rows = train[0]
-    is_one_server = of_labels.server_of(url_of_labels) == of_rows.server_of(url_of_rows)
-    if is_one_server and of_labels.stream_of(url_of_labels) == of_rows.stream_of(url_of_rows):
+    is_one_name = of_labels.stream_of(url_of_labels) == of_rows.stream_of(url_of_rows)
+    # Names of servers may have to be looked up, so that is asked second.
+    if is_one_name and of_labels.server_of(url_of_labels) == of_rows.server_of(url_of_rows):
         raise ConfigError(
             expected="a stream of messages for rows, and another one for labels",
             found=f"{of_rows.stream_of(url_of_rows)} for both",

@@ -189,7 +189,7 @@ class Broker(Specification, kind="broker"):
         return urlsplit(url).path.strip("/")
 
     def server_of(self, url: str) -> str:
-        """Return the server that has the messages: the same for all URLs that name it alike.
+        """Return the server that has the messages: the same for all URLs that name it.
 
         Args:
             url: as the user gave it.

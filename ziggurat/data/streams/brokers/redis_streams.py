@@ -39,6 +39,7 @@ import gc
 import itertools
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -229,9 +230,14 @@ class RedisStreams(Broker):
         return f"{settings.key} of data base {settings.db}" if settings.db else settings.key
 
     def server_of(self, url: str) -> str:
-        """Return host and port."""
+        """Return the address of the host, by which `localhost` and `127.0.0.1` are one, and the port."""
         settings = _Settings.of(url)
-        return f"{settings.host}:{settings.port}"
+        try:
+            found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        except OSError:
+            return f"{settings.host}:{settings.port}"
+        # A host may have addresses of both families: that of the first by number is the same whoever looks it up.
+        return f"{min(str(address[0]) for *_, address in found)}:{settings.port}"
 
     def group_of(self, url: str) -> str:
         """Return the consumer group."""
