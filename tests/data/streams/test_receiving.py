@@ -261,8 +261,8 @@ def test_a_broker_that_is_away_is_asked_again_and_that_is_said_once(
         assert world.look().rows == 0
     assert world.look().rows == 1
     assert [line.partition(",")[0].partition(" (")[0] for line in world.said] == [
-        "the broker does not answer",
-        "the broker answers again",
+        "the broker of listed://here does not answer",
+        "the broker of listed://here answers again",
     ]
     assert not world.receiving.is_quiet(5.0)
     monkeypatch.setattr("ziggurat.data.streams.receiving._PATIENCE_S", 0.0)
