@@ -19,6 +19,7 @@ from ziggurat.config import from_json
 from ziggurat.data.encoded.ledger import read_ledger, verify_ledgers
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.streams.journal import JournalFile
+from ziggurat.data.streams.kept_rows import refuse_other_part
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
@@ -118,7 +119,7 @@ def verify_windows(run: RunFolder) -> Verdict:
         return Verdict(lines=[f"{run.windows.name}: DAMAGED\n{error}"], good=False)
     lines: list[str] = []
     good = True
-    for path, problem in _harmed_answers(run):
+    for path, problem in (*_harmed_parts(run), *_harmed_answers(run)):
         good = False
         lines.append(f"{path}: DAMAGED\n{problem}")
     trained = [record for record in records if record.trained_rows]
@@ -143,6 +144,20 @@ def verify_windows(run: RunFolder) -> Verdict:
         good = False
         lines.append(f"PROBLEM: {extra:,} steps of windows that {run.windows.name} does not have")
     return Verdict(lines=lines, good=good)
+
+
+def _harmed_parts(run: RunFolder) -> Iterator[tuple[str, CheckpointError]]:
+    """Give the files with rows, keys and labels that have arrived, and are not as they were written."""
+    journal = JournalFile(run.stream).read()
+    for part, digest in ({} if journal is None else journal.digests).items():
+        path = run.stream / "arrived" / part
+        try:
+            refuse_other_part(path, digest=digest)
+        except CheckpointError as error:
+            # Of a stream that goes on in another process the file may be needed no longer.
+            now = JournalFile(run.stream).read()
+            if now is not None and now.digests.get(part) == digest:
+                yield str(path.relative_to(run.path)), error
 
 
 def _harmed_answers(run: RunFolder) -> Iterator[tuple[str, CheckpointError]]:

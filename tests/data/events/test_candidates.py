@@ -79,7 +79,8 @@ def wanted(frame: pl.DataFrame, *, split: SplitConfig, events: Events) -> list[l
         for number, at in enumerate(asked):
             behind, moment = len(asked) - 1 - number, log[at]["time"]
             if split.by is SplitBy.LEAVE_ONE_OUT:
-                part = key = 2 if behind == 0 and len(asked) > 1 else 1 if behind == 1 and len(asked) > 2 else 0
+                validates = behind == 1 and len(asked) > 2 and split.valid_fraction > 0
+                part = key = 2 if behind == 0 and len(asked) > 1 else 1 if validates else 0
             elif split.by is SplitBy.TIME:
                 part = key = (moment >= cuts[0]) + (moment >= cuts[1])
             else:
@@ -130,6 +131,7 @@ def found(path: Path) -> list[tuple[Any, ...]]:
     ("seed", "by", "settings"),
     [
         (0, "leave_one_out", {"candidates": 3, "max_length": 4}),
+        (5, "leave_one_out, nothing validates", {"candidates": 3, "max_length": 4}),
         (1, "time", {"candidates": 2, "max_length": 50}),
         (2, "time", {"candidates": 100, "max_length": 7, "pool_by": "verb", "pools": ("seen", "saved", "rated")}),
         (3, "windows", {"candidates": 4, "max_length": 6, "window": 7}),
@@ -140,7 +142,8 @@ def test_candidates_are_those_of_plain_python(seed: int, by: str, settings: dict
     """Above all: no history or context has anything that came after its question began."""
     frame = random_log(seed)
     frame.write_parquet(tmp_path / "events.parquet")
-    split = SplitConfig(by=SplitBy(by), valid_fraction=0.2, test_fraction=0.2)
+    name, _, validates = by.partition(", ")
+    split = SplitConfig(by=SplitBy(name), valid_fraction=0.0 if validates else 0.2, test_fraction=0.2)
     schema = schema_of(**settings)
     assert schema.events is not None
     made = sequences_of(

@@ -62,7 +62,12 @@ Sample = tuple[str, tuple[str, ...], tuple[str | None, ...], tuple[int, ...], st
 
 
 def wanted(
-    frame: pl.DataFrame, *, max_length: int, windows: TrainingWindows, cuts: tuple[int, int] | None
+    frame: pl.DataFrame,
+    *,
+    max_length: int,
+    windows: TrainingWindows,
+    cuts: tuple[int, int] | None,
+    validates: bool = True,
 ) -> list[list[Sample]]:
     """The samples of all splits, event by event; with cuts by these two times."""
     events: dict[str, list[tuple[int, str, str | None]]] = {}
@@ -71,7 +76,9 @@ def wanted(
     parts: list[list[Sample]] = [[], [], []]
     for user, mine in events.items():
         mine.sort(key=lambda event: event[0])  # stable
-        if cuts is None:
+        if cuts is None and not validates:
+            splits = [0] * (len(mine) - 1) + [2]
+        elif cuts is None:
             splits = [0] * (len(mine) - 2) + [1] * (len(mine) > 1) + [2]
             if len(mine) == 2:
                 splits = [-1, 2]
@@ -153,13 +160,21 @@ def unknown_as(samples: list[Sample], known: set[str]) -> list[Sample]:
 
 @pytest.mark.parametrize(
     ("seed", "max_length", "windows", "by"),
-    [(0, 3, "last", "leave_one_out"), (1, 4, "all", "leave_one_out"), (2, 50, "last", "time"), (3, 2, "all", "time")],
+    [
+        (0, 3, "last", "leave_one_out"),
+        (1, 4, "all", "leave_one_out"),
+        (2, 50, "last", "time"),
+        (3, 2, "all", "time"),
+        (4, 3, "last", "leave_one_out, nothing validates"),
+        (5, 4, "all", "leave_one_out, nothing validates"),
+    ],
 )
 def test_samples_are_those_of_plain_python(seed: int, max_length: int, windows: str, by: str, tmp_path: Path) -> None:
     """Above all: no history has anything of its question, or of what came after it."""
     frame = random_log(seed)
     frame.write_parquet(tmp_path / "events.parquet")
-    split = SplitConfig(by=SplitBy(by), valid_fraction=0.2, test_fraction=0.2)
+    name, _, nothing = by.partition(", ")
+    split = SplitConfig(by=SplitBy(name), valid_fraction=0.0 if nothing else 0.2, test_fraction=0.2)
     config = DataConfig(train=(str(tmp_path / "events.parquet"),), split=split)
     schema = schema_of(max_length=max_length, windows=TrainingWindows(windows))
     data = prepare(config, schema=schema, folder=tmp_path / "cache")
@@ -167,7 +182,10 @@ def test_samples_are_those_of_plain_python(seed: int, max_length: int, windows: 
     if by == "time":
         times = frame["time"].sort()
         cuts = (times[round(len(times) * 0.6)], times[round(len(times) * 0.8)])
-    parts = wanted(frame, max_length=max_length, windows=TrainingWindows(windows), cuts=cuts)
+    parts = wanted(
+        frame, max_length=max_length, windows=TrainingWindows(windows), cuts=cuts, validates=bool(split.valid_fraction)
+    )
+    assert bool(parts[1]) == bool(split.valid_fraction)
     known = set(data.preprocessing.vocabularies["item"].ids)
     for mine, theirs in zip(found(data, frame), parts, strict=True):
         assert unknown_as(mine, known) == unknown_as(theirs, known)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import random
+import re
+import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ from tests.killing import kill_after, mark_begin, wait_for_begin
 from tests.runs.stream.test_killed_streams import Moments
 from tests.runs.stream.test_stream_runs import SCHEMA, START, Said, config_of, content_of, events, same, weights_of
 from ziggurat.cli.main import main
+from ziggurat.data.streams.journal import JournalFile
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay
 from ziggurat.data.streams.windows import StreamConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.schema_io import schema_to_toml
 from ziggurat.runs.stream.run import StreamResult, stream_run
 from ziggurat.runs.stream.source import FollowConfig
@@ -157,6 +161,61 @@ def test_a_stream_goes_on_with_rows_and_labels_that_have_come_since(tmp_path: Pa
         each.trained for each in read_windows(tmp_path / "whole/windows.jsonl")
     ]
     assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def test_files_that_have_arrived_and_are_harmed_are_refused_by_name(tmp_path: Path) -> None:
+    """Checksums of pages cover no footer: one flipped bit there had labels read as fewer, without an error."""
+    frame = delayed_events(300)
+    write_logs(tmp_path, frame, num_files=1)
+    live(str(tmp_path), "whole")
+    logs = {name: pl.read_parquet(tmp_path / name / "0.parquet") for name in ("rows", "labels")}
+    first = START + 3 * DAY
+    for name, column in (("rows", "at"), ("labels", "known")):
+        early = logs[name].filter(pl.col(column) < first)
+        (tmp_path / name / "0.parquet").unlink()
+        for number, part in enumerate(early.iter_slices(-(-early.height // 3))):
+            part.write_parquet(tmp_path / name / f"0{number}.parquet")
+    live(str(tmp_path))
+    for name, column in (("rows", "at"), ("labels", "known")):
+        logs[name].filter(pl.col(column) >= first).write_parquet(tmp_path / name / "9.parquet")
+    kinds: dict[str, list[str]] = {}
+    for path in sorted((tmp_path / "run/stream/arrived").iterdir()):
+        kinds.setdefault(re.sub(r"\d+", "", path.stem), []).append(path.name)
+    assert {"", "-keys", "labels-"} <= kinds.keys()
+    refused = Counter[str]()
+    for kind, names in kinds.items():
+        for harm in ("flip", "swap", "remove"):
+            if harm == "swap" and len(names) < 2:
+                continue
+            harmed = tmp_path / f"harmed{kind}-{harm}"
+            shutil.copytree(tmp_path / "run", harmed)
+            part = harmed / "stream/arrived" / names[-1]
+            content = bytearray(part.read_bytes())
+            content[-20] ^= 1  # in the footer
+            part.unlink()
+            if harm == "flip":
+                part.write_bytes(content)
+            elif harm == "swap":
+                shutil.copy(harmed / "stream/arrived" / names[0], part)
+            assert not verify_run(harmed).good
+            refusal = None
+            try:
+                live(str(tmp_path), harmed.name)
+            except CheckpointError as error:
+                refusal = error
+            if refusal is None:  # rows that were trained, and are kept for a checkpoint from before
+                assert same(weights_of(harmed), weights_of(tmp_path / "whole"))
+                continue
+            assert refusal.where == str(part)
+            refused[harm] += 1
+    assert refused["flip"] >= 3, refused
+    assert refused["swap"] >= 3, refused
+    live(str(tmp_path))
+    assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert verify_run(tmp_path / "run").good
+    journal = JournalFile(tmp_path / "run/stream").read()
+    assert journal is not None
+    assert journal.digests.keys() == {path.name for path in (tmp_path / "run/stream/arrived").iterdir()}
 
 
 def assert_same_streams(folder: Path, whole: Path) -> None:

@@ -32,7 +32,7 @@ from jaxtyping import Int64
 
 from ziggurat.data.events.event_columns import EventColumn, runs
 from ziggurat.data.events.log import EventLog
-from ziggurat.data.events.questions import time_cuts
+from ziggurat.data.events.questions import WITHOUT_VALID, time_cuts
 from ziggurat.data.mixing import splitmix64
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError, DataError
@@ -163,6 +163,9 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
     if split.by is SplitBy.LEAVE_ONE_OUT:
         parts = _from_the_end(log.users[places])
         text = "leave one out: the last candidate of each user is the test"
+        if not split.valid_fraction:
+            parts = np.where(parts == 1, 0, parts)
+            text += WITHOUT_VALID
     else:
         valid_from, test_from = time_cuts(log, fractions=(split.valid_fraction, split.test_fraction))
         parts = (times >= valid_from).astype(np.int64) + (times >= test_from)

@@ -13,6 +13,8 @@ sequences that each begin with the event that the one before ends with (`windows
 a user's first is predicted exactly once an epoch.
 
 A user needs two events for a question. Validation asks users with three or more, and training wants two of their own.
+Without validation (`valid_fraction = 0`) all events of a user but the last one train, for as many epochs as a run with
+validation has shown to be best.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from jaxtyping import Int64
 from ziggurat.data.events.log import EventLog
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import TrainingWindows
+
+WITHOUT_VALID = ", all others train; nothing validates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +52,24 @@ class Questions:
 
 
 def leave_one_out(
-    log: EventLog, *, max_length: int, windows: TrainingWindows
+    log: EventLog, *, max_length: int, windows: TrainingWindows, validates: bool = True
 ) -> tuple[Questions, Questions, Questions]:
-    """Questions of training, validation and test: a user's last event is the test, the one before it validates."""
+    """Questions of training, validation and test: a user's last event is the test, the one before it validates.
+
+    Args:
+        log: the events.
+        max_length: of a history.
+        windows: of training.
+        validates: whether the event before the last one validates; else it is trained, and validation has no question.
+    """
     bounds = log.bounds()
     firsts = bounds[:-1]
     counts = np.diff(bounds)
     test = _asked(firsts[counts >= 2], bounds[1:][counts >= 2] - 1, max_length=max_length)
-    valid = _asked(firsts[counts >= 3], bounds[1:][counts >= 3] - 2, max_length=max_length)
-    train = _training(firsts, bounds[1:] - 2, max_length=max_length, windows=windows)
+    is_asked = (counts >= 3) & validates
+    valid = _asked(firsts[is_asked], bounds[1:][is_asked] - 2, max_length=max_length)
+    num_later = 2 if validates else 1
+    train = _training(firsts, bounds[1:] - num_later, max_length=max_length, windows=windows)
     return train, valid, test
 
 

@@ -39,7 +39,7 @@ from ziggurat.data.events.candidates import (
 )
 from ziggurat.data.events.event_columns import EventColumn, runs
 from ziggurat.data.events.log import EventLog, read_events
-from ziggurat.data.events.questions import Questions, by_time, leave_one_out
+from ziggurat.data.events.questions import WITHOUT_VALID, Questions, by_time, leave_one_out
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows
@@ -239,6 +239,9 @@ def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
     settings = {name: value for name, value in config.to_state().items() if name in names}
     # Of the settings only those that decide what the samples are: other ones leave them as they stand.
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
+    if config.split.by is SplitBy.LEAVE_ONE_OUT and not config.split.valid_fraction:
+        # Samples of this setting had a validation before; all others stay as they are.
+        state["validates"] = False
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -273,8 +276,10 @@ def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
     split = config.split
     windows = {"max_length": schema.event_settings.max_length, "windows": schema.event_settings.windows}
     if split.by is SplitBy.LEAVE_ONE_OUT:
-        parts = leave_one_out(log, **windows)
+        parts = leave_one_out(log, **windows, validates=bool(split.valid_fraction))
         text = "leave one out: the last event of each user is the test"
+        if not split.valid_fraction:
+            text += WITHOUT_VALID
     else:
         fractions = (split.valid_fraction, split.test_fraction)
         parts = by_time(log, fractions=fractions, **windows)

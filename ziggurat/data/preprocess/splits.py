@@ -93,8 +93,9 @@ class SplitConfig:
 
     Args:
         by: see `SplitBy`; AUTO decides by the schema.
-        valid_fraction: share of the rows for validation; 0 for none. Not used by COLUMN and FILES.
-        test_fraction: share of the rows for the test; 0 for none. Not used by COLUMN and FILES.
+        valid_fraction: share of the rows for validation; 0 for none. Not used by COLUMN and FILES; of LEAVE_ONE_OUT
+            every share but 0 is the event before the last one.
+        test_fraction: share of the rows for the test; 0 for none. Not used by COLUMN, FILES and LEAVE_ONE_OUT.
         seed: for RANDOM.
         column: for COLUMN, and for TIME where it is not the schema's `time`.
         date_order: for TIME, what stands first in dates like 01/03/2024; auto: as the dates of the column show.

@@ -231,6 +231,8 @@ class Change:
         rows_before: keys of rows of before that moment are forgotten, by now.
         records_before: records of labels of before that moment are forgotten, by now.
         label_counts: so many more records of labels, by what became of them.
+        digests: SHA-256 of files below `arrived/` that were written.
+        undigested: files below `arrived/` that nothing needs any more.
     """
 
     clock: Clock | None = None
@@ -268,6 +270,8 @@ class Change:
     rows_before: float | None = None
     records_before: float | None = None
     label_counts: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    undigested: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -304,6 +308,8 @@ class Journal:
         rows_before: keys of rows of before that moment are forgotten.
         records_before: records of labels of before that moment are forgotten.
         label_counts: records of labels, by what became of them.
+        digests: SHA-256 of files below `arrived/`, by their names; of journals from before these were kept, of those
+            files alone that came since.
     """
 
     config: StreamConfig
@@ -335,6 +341,7 @@ class Journal:
     rows_before: float | None = None
     records_before: float | None = None
     label_counts: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_files(self) -> int:
@@ -352,6 +359,9 @@ class Journal:
 
     def apply(self, change: Change) -> None:
         """Make a change; its cost is that of the change, whatever is known already."""
+        self.digests |= change.digests
+        for part in change.undigested:
+            self.digests.pop(part, None)
         if change.clock is not None:
             self.clock = change.clock
         if change.file is not None:

@@ -4,6 +4,10 @@
     piece  ─► chunks: rows of `arrived/`, in bounded parts
     files whose last piece the journal has no longer ─► gone
 
+Parquet's checksums cover the values of pages, and neither their headers nor the footer: one flipped bit in a footer had
+records of labels read as fewer, without an error. So the journal has the SHA-256 of each file, which a process compares
+before it first reads the file: 1 ms a MB. A file that lies in the place of another one is found, too.
+
 What arrives is one matter (`arrivals.py`), what waits for its labels another (`awaiting_labels.py`); both keep rows
 here. A file goes behind the change by which the journal needs it no longer: a kill in between leaves a file that nobody
 needs, and no piece without its file.
@@ -28,7 +32,11 @@ from ziggurat.data.streams.journal import Change, Journal, JournalFile, Piece
 from ziggurat.data.streams.row_spool import FILE_ROW
 from ziggurat.errors import CheckpointError
 from ziggurat.features.label_state import LabelState
+from ziggurat.files import sha256_of
 from ziggurat.files.stores import StoreFile, is_url
+from ziggurat.files.system_text import text_of
+
+_WAYS_OUT = ("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER")
 
 
 class KeptRows:
@@ -53,6 +61,7 @@ class KeptRows:
         self._lock = threading.Lock()  # a thread that encodes ahead looks up records, which are folded meanwhile
         self._pending: list[Change] = []  # made, and not written yet
         self._needed = Counter[str]()
+        self._whole: set[str] = set()  # files below `arrived/` that were compared with the journal
         self._is_tidy = False  # what a killed process left below `arrived/` was removed
         self.found = self._file.read()  # the journal that was there, if one was
 
@@ -68,6 +77,8 @@ class KeptRows:
         self._needed = Counter(piece.part for piece in self.pieces())
         self._needed.update(log.part for log in journal.logs)
         self._needed.update(window.truth for window in journal.done if window.truth)
+        # A process that was killed behind the last change has let files go whose digests are left.
+        journal.digests = {part: digest for part, digest in journal.digests.items() if part in self._needed}
 
     def clear(self) -> None:
         """Remove all that there is."""
@@ -100,8 +111,13 @@ class KeptRows:
         self._pending = []
 
     def need(self, parts: Iterable[str]) -> None:
-        """Keep files below `arrived/`, each once for each time that it is named."""
-        self._needed.update(parts)
+        """Keep files below `arrived/`, which are written whole: each once for each time that it is named."""
+        named = Counter(parts)
+        new = [part for part in named if not self._needed[part]]
+        self._needed.update(named)
+        if new:
+            self._whole.difference_update(new)
+            self.apply(Change(digests={part: sha256_of(self.rows / part) for part in new}))
 
     def remove(self, gone: Counter[str]) -> None:
         """Remove files below `arrived/` that nothing needs any more.
@@ -110,9 +126,11 @@ class KeptRows:
             gone: how many pieces of each file are in the journal no longer.
         """
         self._needed.subtract(gone)
-        for part in gone:
-            if not self._needed[part]:
-                del self._needed[part]
+        unneeded = [part for part in gone if not self._needed[part]]
+        for part in unneeded:
+            del self._needed[part]
+        if any(part in self.journal.digests for part in unneeded):
+            self.apply(Change(undigested=unneeded))
         candidates = list(gone) if self._is_tidy else [path.name for path in self.rows.glob("*.parquet")]
         self._is_tidy = True
         for part in candidates:
@@ -185,12 +203,43 @@ class KeptRows:
             CheckpointError: it is damaged or gone.
         """
         path = self.rows / part
+        if part not in self._whole:
+            refuse_other_part(path, digest=self.journal.digests.get(part, ""))
+            self._whole.add(part)
         try:
             return self._open.read_row_group(path, group, columns=columns)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 expected="the rows of a window as they arrived",
                 found=str(error).partition("\n")[0],
                 where=f"{path}, row group {group}",
-                ways_out=("restore the file from a copy", "begin the stream anew: --out ANOTHER_FOLDER"),
+                ways_out=_WAYS_OUT,
             ) from error
+
+
+def refuse_other_part(path: Path, *, digest: str) -> None:
+    """Refuse a file below `arrived/` that is not as it was written.
+
+    Args:
+        path: of the file.
+        digest: of the journal; "" where that is from before digests were kept.
+
+    Raises:
+        CheckpointError: its content is another one, or it is gone.
+    """
+    try:
+        found = sha256_of(path) if digest else digest
+    except OSError as error:
+        raise CheckpointError(
+            expected="rows, keys or labels as they were written when they arrived",
+            found=text_of(error),
+            where=str(path),
+            ways_out=_WAYS_OUT,
+        ) from error
+    if found != digest:
+        raise CheckpointError(
+            expected="rows, keys or labels as they were written when they arrived",
+            found="another content: the file is damaged, or another one lies in its place",
+            where=str(path),
+            ways_out=_WAYS_OUT,
+        )
