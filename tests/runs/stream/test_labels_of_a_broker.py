@@ -574,6 +574,19 @@ def test_a_reader_that_lives_in_the_group_of_the_labels_is_named(server: RedisSe
     world.live(rows.replace("takeover-s=5", "takeover-s=1"), labels.replace("takeover-s=5", "takeover-s=1"))
 
 
+def test_a_log_of_labels_of_which_most_are_put_aside_is_warned_of(server: RedisServer, tmp_path: Path) -> None:
+    """Every row was trained as a negative, and its labels were called complete, without a word."""
+    world = _World(server, "most", tmp_path)
+    world.logs.send(labels=slice(0))
+    rows, labels = world.logs.urls()
+    for id, known in world.logs.labels.iter_rows():
+        world.add({"impression": id, "known": known})
+    lines = Lines()
+    world.live(rows, labels, data={"bad_rows": BadRowPolicy.QUARANTINE}, progress=lines)
+    num = world.logs.labels.height
+    assert any(f"warning: {num:,} of {num:,} labels were put aside" in line for line in lines.said), lines.said
+
+
 def test_messages_that_are_no_labels_are_named_by_their_entry_or_put_aside(server: RedisServer, tmp_path: Path) -> None:
     world = _World(server, "bad", tmp_path)
     world.logs.send()

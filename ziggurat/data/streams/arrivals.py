@@ -762,9 +762,11 @@ class Arrivals:
             again += [copy.path for copy in copies]
             torn += torn_names(new)
         files = self.journal.label_files[before:]
+        num_bad = sum(file.bad for file in files)
         return replace(
             taken,
-            bad=taken.bad + sum(file.bad for file in files),
+            bad=taken.bad + num_bad,
+            bad_labels=num_bad,
             again=tuple(again),
             label_files=len(files),
             labels=sum(file.rows for file in files),
@@ -929,9 +931,7 @@ class Arrivals:
         )
         gone.update(window.truth for window in journal.done[journal.forgotten : number] if window.truth)
         self._kept.apply(Change(forgotten=number))
-        # Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
-        self._kept.save()
-        self._kept.remove(gone)
+        self._kept.save_without(gone)
 
     # ---------------------------------------------------------------------------------------------------- details
 

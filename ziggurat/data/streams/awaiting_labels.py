@@ -600,8 +600,7 @@ class AwaitingLabels:
             label_counts={EARLY: num_bad} if num_bad else {},
         )
         kept.apply(change)
-        kept.save()
-        kept.remove(gone)
+        kept.save_without(gone)
         self._late_keys = []
 
     def _touched(self, before: int, key: int, *, cut: Cut) -> dict[int, Float64[np.ndarray, " K"]]:
@@ -694,6 +693,7 @@ class AwaitingLabels:
         is_early = known.found < known.times
         if not is_early.any():
             return [piece]
+        keys = known.chunk.frame[self._delay.key]
         for index in np.flatnonzero(is_early).tolist():
             since = cut.clock.shown(known.times[index])
             bad_rows.report(
@@ -702,7 +702,7 @@ class AwaitingLabels:
                     column=self._delay.column,
                     reason=BadReason.EARLY_LABEL,
                     expected=f"a label that is known at the time of its row, {since}, or later",
-                    found=cut.clock.shown(known.found[index]),
+                    found=f"{cut.clock.shown(known.found[index])}, of {self._delay.key} {keys[index]!r}",
                     ways_out=("write the time of the row where the label is known at once", "set the two clocks alike"),
                 )
             )
@@ -843,8 +843,7 @@ class AwaitingLabels:
             label_counts={NO_ROW: num_of_no_row} if num_of_no_row else {},
         )
         kept.apply(change)
-        kept.save()
-        kept.remove(gone + (logs - Counter(log.part for log in journal.logs)))
+        kept.save_without(gone + (logs - Counter(log.part for log in journal.logs)))
 
     def _settled(self) -> int:
         """Return a key: labels of all windows up to it are complete."""

@@ -94,6 +94,7 @@ class Taken:
         lost_labels: messages with labels that it no longer had.
         label_files: files of labels that were taken.
         labels: records of them.
+        bad_labels: records of them that were put aside, which `bad` has among its own.
         label_counts: records of labels by what became of them, of those that are named.
         torn: text files that end amid a line, whose last row or record may be the first half of one.
     """
@@ -109,6 +110,7 @@ class Taken:
     lost_labels: int = 0
     label_files: int = 0
     labels: int = 0
+    bad_labels: int = 0
     label_counts: dict[str, int] = field(default_factory=dict)
     torn: tuple[str, ...] = ()
 
@@ -128,6 +130,7 @@ class Taken:
             lost_labels=self.lost_labels + other.lost_labels,
             label_files=self.label_files + other.label_files,
             labels=self.labels + other.labels,
+            bad_labels=self.bad_labels + other.bad_labels,
             label_counts=dict(label_counts),
             torn=self.torn + other.torn,
         )

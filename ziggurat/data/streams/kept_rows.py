@@ -119,8 +119,10 @@ class KeptRows:
             self._whole.difference_update(new)
             self.apply(Change(digests={part: sha256_of(self.rows / part) for part in new}))
 
-    def remove(self, gone: Counter[str]) -> None:
-        """Remove files below `arrived/` that nothing needs any more.
+    def save_without(self, gone: Counter[str]) -> None:
+        """Write all changes since the last call, and remove files below `arrived/` that nothing needs any more.
+
+        Journal first: a crash before the files go leaves files that nobody needs, and no piece without its file.
 
         Args:
             gone: how many pieces of each file are in the journal no longer.
@@ -131,6 +133,7 @@ class KeptRows:
             del self._needed[part]
         if any(part in self.journal.digests for part in unneeded):
             self.apply(Change(undigested=unneeded))
+        self.save()
         candidates = list(gone) if self._is_tidy else [path.name for path in self.rows.glob("*.parquet")]
         self._is_tidy = True
         for part in candidates:

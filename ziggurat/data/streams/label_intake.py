@@ -74,6 +74,7 @@ class LabelIntake:
             lost_labels=arrived.lost,
             label_files=1,
             labels=arrived.rows,
+            bad_labels=arrived.bad,
         )
 
     def covered(self, number: int) -> str:

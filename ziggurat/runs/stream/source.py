@@ -362,6 +362,12 @@ class StreamWindows:
             parts.append(self._shown_unlearned(arrivals.journal.unlearned - unlearned))
         if taken.bad:
             parts.append(f"{taken.bad:,} of them put aside below {self._run.stream}")
+        if 2 * taken.bad_labels > taken.labels:
+            # One bad record is an accident; of most of them the settings are wrong, and nothing else would say so.
+            parts.append(
+                f"warning: {taken.bad_labels:,} of {taken.labels:,} labels were put aside, so their rows count as "
+                "negatives: are --label-key and --label-time the columns of labels, with times in the unit of the rows?"
+            )
         if taken.newest_s > time.time() + A_DAY_S:
             # Taken because somebody said so: of made data.
             parts.append(
