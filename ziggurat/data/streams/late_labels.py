@@ -142,6 +142,10 @@ class KeyedRuns:
             is_positive[is_there] = run.is_positive[at[is_there]]
         return Keyed(keys=keys, times=times, is_positive=is_positive)
 
+    def of_keys(self, keys: np.ndarray) -> Keyed:
+        """Return all of some keys; those of one key in the order in which they came."""
+        return Keyed.joined([run.where(np.isin(run.keys, keys)) for run in self._runs])
+
     def between(self, first: float, end: float) -> Keyed:
         """Return those of a moment or later, and before another one."""
         return Keyed.joined([run.where((run.times >= first) & (run.times < end)) for run in self._runs])
@@ -191,15 +195,31 @@ class LateLabels:
             reach: the attribution window, in the units of times.
         """
         self._rows.add(rows)
-        times = self._records.find(rows.keys).times
-        has_record = ~np.isnan(times)
-        is_after = has_record & (times > rows.times + reach)
-        if is_after.any():
-            self._records.remove(rows.keys[is_after])
-        return Counter({BEFORE: int((has_record & ~is_after).sum()), AFTER: int(is_after.sum())})
+        records = self._records.of_keys(rows.keys)
+        if not len(records):
+            return Counter()
+        in_order = _in_order(rows)
+        times = in_order.times[np.searchsorted(in_order.keys, records.keys)]
+        is_after = records.times > times + reach
+        is_second = _has_one_before(records.keys, ~is_after)
+        is_used = ~is_after & ~is_second
+        if not is_used.all():
+            keys = np.unique(records.keys[~is_used])
+            self._records.remove(keys)
+            self._records.add(records.where(is_used & np.isin(records.keys, keys)))
+        return Counter(
+            {
+                BEFORE: int(is_used.sum()),
+                AFTER: int((is_after & ~is_second).sum()),
+                TWICE: int(is_second.sum()),
+            }
+        )
 
     def judged(self, records: Keyed, *, reach: float, over: Bool[np.ndarray, " N"]) -> tuple[Keyed, Counter[str]]:
         """Return those records of a file that may be used, and counts of those that may not. Nothing is added.
+
+        Of a row the first record counts that is not beyond its attribution window. All records of a key are kept until
+        its row comes: before that nobody knows which of them that is.
 
         Args:
             records: in their order.
@@ -208,14 +228,10 @@ class LateLabels:
         """
         times = self.row_times(records.keys)
         is_after = (records.times > times + reach) | over  # False where no row is there: its time is NaN
-        _, firsts = np.unique(records.keys, return_index=True)
-        is_first = np.zeros(len(records), dtype=np.bool_)
-        is_first[firsts] = True
         has_record = ~np.isnan(self._records.find(records.keys).times)
-        is_second = ~is_after & (has_record | ~is_first)
-        counts = Counter(
-            {AFTER: int((is_after & ~has_record).sum()), TWICE: int((is_second | (is_after & has_record)).sum())}
-        )
+        has_row = ~np.isnan(times) | over
+        is_second = has_row & (has_record | _has_one_before(records.keys, ~is_after))
+        counts = Counter({AFTER: int((is_after & ~is_second).sum()), TWICE: int(is_second.sum())})
         return records.where(~is_after & ~is_second), counts
 
     def row_times(self, keys: np.ndarray) -> Float64[np.ndarray, " N"]:
@@ -251,6 +267,16 @@ class LateLabels:
         self._records.cut(records_before)
         self._rows.cut(rows_before)
         return num_of_no_row
+
+
+def _has_one_before(keys: np.ndarray, chosen: Bool[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+    """Return for each of some keys whether a chosen one of the same key stands before it."""
+    places = np.flatnonzero(chosen)
+    found, firsts = np.unique(keys[places], return_index=True)
+    if not len(found):
+        return np.zeros(len(keys), dtype=np.bool_)
+    at = np.searchsorted(found, keys).clip(max=len(found) - 1)
+    return (found[at] == keys) & (places[firsts[at]] < np.arange(len(keys)))
 
 
 def keys_of(chunk: RawChunk, column: str) -> tuple[np.ndarray, Bool[np.ndarray, " N"]]:
