@@ -485,3 +485,54 @@ def test_out_of_order_every_row_is_trained_once_and_by_the_label_that_it_is_judg
         assert learned - {last} == positives
     if policy is LabelDelay.CORRECT:
         assert trained[LabelState.ASSUMED] == trained[LabelState.CORRECTED] + trained[LabelState.CONFIRMED]
+
+
+@pytest.mark.parametrize("policy", [LabelDelay.CORRECT, LabelDelay.WAIT, LabelDelay.ASSUME_NEGATIVE])
+@pytest.mark.parametrize("seed", range(3))
+def test_portions_that_end_at_any_moment_lose_no_label(tmp_path: Path, policy: LabelDelay, seed: int) -> None:
+    """A stream that ends closes its newest window early: labels that come in the rest of it were called too late."""
+    rng = np.random.default_rng(seed)
+    frame = both(200, seed=seed).sort("at")
+    rows, labels = logs_of(frame)
+    settings: dict[str, Any] = {} if policy is LabelDelay.WAIT else {"observe_s": DAY / 4}
+    if policy is LabelDelay.CORRECT:
+        settings["confirms"] = True
+    delay = delay_of(policy, key="id", **settings)
+    config = StreamConfig(by="day", delay=delay)
+    # Each portion has all rows and all labels of before its end, in order.
+    ends = np.sort(START + rng.integers(DAY, 6 * DAY, 5)).tolist()
+    there: tuple[list[Path], list[Path]] = ([], [])
+    begin = 0
+    for number, end in enumerate([*ends, START + 40 * DAY]):
+        for log, column, paths in ((rows, "at", there[0]), (labels, "known", there[1])):
+            part = log.filter((pl.col(column) >= begin) & (pl.col(column) < end))
+            if part.height:
+                paths.append(tmp_path / f"{column}-{number}.parquet")
+                part.write_parquet(paths[-1])
+        begin = end
+        arrivals = Arrivals(tmp_path / "stream", config=config, data=zg.DataConfig(train=("x",)), schema=SCHEMA)
+        arrivals.take(there[0], labels=there[1])
+        while arrivals.finish_next(is_over=True):
+            pass
+    counts = arrivals.journal.label_counts
+    assert not {name: counts[name] for name in (AFTER, TWICE, LATE, EARLY) if counts.get(name)}
+    trained: dict[LabelState, Counter[int]] = {state: Counter() for state in LabelState}
+    learned: set[int] = set()
+    negatives: set[int] = set()
+    for window in arrivals.journal.done:
+        for state, chunk in arrivals.lessons(window):
+            trained[state].update(chunk.global_rows.tolist())
+            is_positive = (chunk.frame["click"] == 1).to_numpy()
+            if state in (LabelState.KNOWN, LabelState.CORRECTED):
+                learned |= set(chunk.global_rows[is_positive].tolist())
+            if state in (LabelState.KNOWN, LabelState.CONFIRMED):
+                negatives |= set(chunk.global_rows[~is_positive].tolist())
+    assert all(count == 1 for counter in trained.values() for count in counter.values())
+    # The last two rows are days behind all others, and nothing comes behind them.
+    early = set(range(frame.height - 2))
+    positives = set(np.flatnonzero(frame["known"].is_not_null().to_numpy()).tolist())
+    if policy is LabelDelay.ASSUME_NEGATIVE:
+        assert not negatives & positives
+    else:
+        assert learned & early == positives & early
+        assert negatives & early == early - positives

@@ -207,6 +207,17 @@ class AwaitingLabels:
         released = self._kept.journal.released
         return _NONE if released is None else released
 
+    def _closed_until(self, cut: Cut) -> float:
+        """Return the moment before which labels were complete when the last window was closed.
+
+        That is its end, or an earlier one: the newest window of a stream that ends is closed by its newest row, and of
+        rows whose attribution window ends behind that labels may still come when the stream goes on.
+        """
+        if self._closed == _NONE:
+            return -np.inf
+        until = self._kept.journal.closed_until
+        return cut.end(self._closed) if until is None else until
+
     def _reach(self, cut: Cut) -> float:
         """Return the attribution window in the units of times."""
         return self._delay.attribution_s * cut.clock.per_second
@@ -440,14 +451,15 @@ class AwaitingLabels:
         times = times[~is_early]
         # What a score was worth and what is trained follow from the same labels.
         is_over = cut.windows(times) <= self._settled()
-        is_over = is_closed[~is_early] & (is_over | (cut.windows(times + self._reach(cut)) <= self._closed))
+        is_over = is_closed[~is_early] & (is_over | (times + self._reach(cut) < self._closed_until(cut)))
         kept, others = self._labels.judged(records, reach=self._reach(cut), over=is_over)
         counts += others
         is_closed = self._are_closed(kept.keys, self._labels.row_times(kept.keys), cut=cut)
-        is_late = is_closed & (cut.windows(kept.times) <= self._closed)
+        closed_until = self._closed_until(cut)
+        is_late = is_closed & (kept.times < closed_until)
         if is_late.any():
             counts[LATE] = int(is_late.sum())
-            kept = Keyed.of(kept.keys, np.where(is_late, cut.end(self._closed), kept.times), kept.is_positive)
+            kept = Keyed.of(kept.keys, np.where(is_late, closed_until, kept.times), kept.is_positive)
         return kept, counts
 
     def _are_closed(self, keys: np.ndarray, times: Float64[np.ndarray, " N"], *, cut: Cut) -> Bool[np.ndarray, " N"]:
@@ -524,25 +536,36 @@ class AwaitingLabels:
             for each in (journal.newest_row, newest_record)
         )
         before = journal.num_released
+        newest = max(newest_record, journal.newest_row)
+        behind = float(np.nextafter(newest, np.inf))  # the first moment that is behind it
         for key in sorted(int(key) for key, held in journal.held.items() if held.num_closed < len(held.pieces)):
             if key <= self._closed:
                 continue  # late rows go along with the next window
             # Windows go in the order of time; of the newest one more rows may come.
             if not is_over and (key >= rows_at or key >= labels_at):
                 break
-            self._close(key, cut=cut)
+            self._close(key, until=min(cut.end(key), behind), cut=cut)
         if is_over and any(held.num_closed < len(held.pieces) for held in journal.held.values()):
-            self._close(self._closed, cut=cut)  # late rows for which no window comes any more
-        self._until = max(newest_record, journal.newest_row) if is_over else newest_record
+            # Late rows for which no window comes any more.
+            until = max(self._closed_until(cut), min(cut.end(self._closed), behind))
+            self._close(self._closed, until=until, cut=cut)
+        self._until = newest if is_over else newest_record
         if journal.num_released > before:
             self._let_go(cut=cut)
         self.settle(cut=cut)
 
-    def _close(self, key: int, *, cut: Cut) -> None:
-        """Close a window: its rows are scored in it, and what may be trained by its end is dealt."""
+    def _close(self, key: int, *, until: float, cut: Cut) -> None:
+        """Close a window: its rows are scored in it, and what may be trained by its end is dealt.
+
+        Args:
+            key: of the window.
+            until: moment before which labels are complete: its end, or an earlier one where no more come.
+            cut: of the stream.
+        """
         kept = self._kept
         journal = kept.journal
-        before = self._closed
+        closed = self._closed
+        before = self._closed_until(cut)
         number = journal.num_released
         folder = kept.folder / f"labelled-{number:05}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -550,7 +573,7 @@ class AwaitingLabels:
         late: list[Piece] = []
         reheld: dict[str, list[Piece]] = {}
         num_unlearned = 0
-        touched = self._touched(before, key, cut=cut)
+        touched = self._touched(before, until, cut=cut)
         nothing = np.empty(0)
         with (
             BadRows(self._data.bad_rows, folder=folder, budget=self._data.bad_row_budget) as bad_rows,
@@ -563,17 +586,18 @@ class AwaitingLabels:
                 if window > key:
                     break
                 # Of a record in between its row alone has a lesson; when an observation ends, all rows of that time.
-                wanted = None if is_new or self._has_ends(held, before, key, cut=cut) else touched.get(window, nothing)
+                is_whole = is_new or self._has_ends(held, before, until, cut=cut)
+                wanted = None if is_whole else touched.get(window, nothing)
                 if wanted is nothing:
                     continue
                 for index, piece in enumerate(held.pieces):
-                    known = self._known(piece, key=key, cut=cut, wanted=wanted)
+                    known = self._known(piece, until=until, cut=cut, wanted=wanted)
                     if index < held.num_closed:
-                        self._deal(piece, known, spool, before=before, key=key, cut=cut)
+                        self._deal(piece, known, spool, before=before, until=until, cut=cut)
                         continue
-                    num_unlearned += self._deal(piece, known, spool, before=_NONE, key=key, cut=cut)
+                    num_unlearned += self._deal(piece, known, spool, before=-np.inf, until=until, cut=cut)
                     found = self._without_early(piece, known, good, cut=cut, bad_rows=bad_rows)
-                    (own if window == key > before else late).extend(found)
+                    (own if window == key > closed else late).extend(found)
                     if found != [piece]:
                         # In the place of the piece: later lessons of its rows are in the order of all.
                         rest = reheld.setdefault(str(window), [*held.pieces])
@@ -597,42 +621,40 @@ class AwaitingLabels:
             unlearned=num_unlearned,
             reheld=reheld,
             closed=key,
+            closed_until=until,
             label_counts={EARLY: num_bad} if num_bad else {},
         )
         kept.apply(change)
         kept.save_without(gone)
         self._late_keys = []
 
-    def _touched(self, before: int, key: int, *, cut: Cut) -> dict[int, Float64[np.ndarray, " K"]]:
-        """Return the times of the rows whose label is known between the ends of two windows, by their window."""
+    def _touched(self, before: float, until: float, *, cut: Cut) -> dict[int, Float64[np.ndarray, " K"]]:
+        """Return the times of the rows whose label is known between two moments, by their window."""
         if self._delay.policy is not LabelDelay.CORRECT:
             return {}
-        begin = -np.inf if before == _NONE else cut.end(before)
-        records = self._labels.records_between(begin, cut.end(key))
+        records = self._labels.records_between(before, until)
         times = self._labels.row_times(records.keys)
         times = np.unique(times[~np.isnan(times)])
         windows, firsts = np.unique(cut.windows(times), return_index=True)
         return dict(zip(windows.tolist(), np.split(times, firsts[1:]), strict=True)) if len(times) else {}
 
-    def _has_ends(self, held: HeldRows, before: int, key: int, *, cut: Cut) -> bool:
-        """Return whether observations or attribution windows of rows may end between the ends of two windows."""
+    def _has_ends(self, held: HeldRows, before: float, until: float, *, cut: Cut) -> bool:
+        """Return whether observations or attribution windows of rows may end between two moments."""
         spans: list[float] = []
         if self._delay.policy is not LabelDelay.WAIT:
             spans.append(self._delay.observe_s * cut.clock.per_second)
         if self._delay.policy is LabelDelay.WAIT or self._delay.confirms:
             spans.append(self._reach(cut))
-        for span in spans:
-            first, last = cut.windows(np.array([held.oldest + span, held.newest + span])).tolist()
-            if first <= key and last > before:
-                return True
-        return False
+        return any(held.oldest + span < until and held.newest + span >= before for span in spans)
 
-    def _known(self, piece: Piece, *, key: int, cut: Cut, wanted: Float64[np.ndarray, " K"] | None = None) -> _Known:
-        """Return what is known of the labels of a piece at the end of a window.
+    def _known(
+        self, piece: Piece, *, until: float, cut: Cut, wanted: Float64[np.ndarray, " K"] | None = None
+    ) -> _Known:
+        """Return what is known of the labels of a piece before a moment.
 
         Args:
             piece: of rows that wait.
-            key: of the window.
+            until: the moment.
             cut: of the stream.
             wanted: times, in order, of the rows that are wanted, and others of these times; None: all rows.
         """
@@ -648,15 +670,15 @@ class AwaitingLabels:
             times = times[chosen]
         keys, _ = keys_of(chunk, self._delay.key)
         found, is_positive = self._labels.of_rows(keys, times, reach=self._reach(cut))
-        is_known = cut.windows(found) <= key
+        is_known = found < until
         found = np.where(is_known, found, np.nan)
         known = known_from(found, times, reach=self._reach(cut), policy=self._delay.policy)
         return _Known(
             chunk=chunk, chosen=chosen, times=times, found=found, known=known, is_positive=is_positive & is_known
         )
 
-    def _deal(self, piece: Piece, known: _Known, spool: RowSpool, *, before: int, key: int, cut: Cut) -> int:
-        """Write the rows of a piece that may be trained behind the end of one window and before that of another.
+    def _deal(self, piece: Piece, known: _Known, spool: RowSpool, *, before: float, until: float, cut: Cut) -> int:
+        """Write the rows of a piece that may be trained from one moment on, and before another.
 
         Returns:
             How many of them are never trained, as their moment is behind --until.
@@ -666,10 +688,11 @@ class AwaitingLabels:
         whole: RawChunk | None = None
         num_unlearned = 0
         for lesson in lessons(times / per_second, known.known / per_second, known.is_positive, config=self._delay):
-            windows = cut.windows(lesson.at_s * per_second)
+            moments = lesson.at_s * per_second
+            windows = cut.windows(moments)
             if lesson.state not in _LATER_STATES:  # whether a row has these is known with its label: see `_truth_table`
                 num_unlearned += int((lesson.mask & (windows == LEFT_OUT)).sum())
-            is_due = lesson.mask & (windows <= key) & (windows > before)
+            is_due = lesson.mask & (moments < until) & (moments >= before) & (windows < LEFT_OUT)
             if is_due.any():
                 whole = whole or self._labelled(piece, known, cut=cut)
                 spool.turn_to(piece.file)
@@ -778,7 +801,7 @@ class AwaitingLabels:
         positives: list[np.ndarray] = []
         labelled: list[np.ndarray] = []
         for piece in window.pieces:
-            known = self._known(piece, key=LEFT_OUT, cut=cut)
+            known = self._known(piece, until=np.inf, cut=cut)
             rows.append(known.chunk.global_rows)
             positives.append(known.is_positive)
             labelled.append(cut.windows(known.known) <= window.key)
@@ -825,7 +848,7 @@ class AwaitingLabels:
             for key, held in journal.held.items()
             if held.num_closed == len(held.pieces)
             and (held.last is None or held.last <= settled)
-            and cut.windows(np.array([held.newest + reach]))[0] <= self._closed
+            and held.newest + reach < self._closed_until(cut)
         ]
         gone = Counter(piece.part for key in ended for piece in journal.held[key].pieces)
         oldest = min((held.oldest for key, held in journal.held.items() if key not in ended), default=np.inf)

@@ -218,6 +218,7 @@ class Change:
         held: rows that wait for records of their labels, by the key of their window.
         released: key of the window whose rows wait no longer; of journals from before windows were closed at their end.
         closed: key of the window that is closed: rows that wait in it, or in one before it, belong to windows now.
+        closed_until: moment before which labels were complete then: its end, or an earlier one where no more came.
         reheld: pieces of rows that wait, by the key of their window, in the place of those of before.
         let_go: keys of windows whose rows wait for nothing any more.
         answered_window: number of a window that was scored, and whose labels come later.
@@ -257,6 +258,7 @@ class Change:
     held: dict[str, HeldRows] = field(default_factory=dict)
     released: int | None = None
     closed: int | None = None
+    closed_until: float | None = None
     reheld: dict[str, list[Piece]] = field(default_factory=dict)
     let_go: list[int] = field(default_factory=list)
     answered_window: int | None = None
@@ -299,6 +301,8 @@ class Journal:
         also: columns that are kept beside those of the schema.
         held: rows that wait for records of their labels, by the key of their window.
         released: key of the last window that is closed; None before the first.
+        closed_until: moment before which labels were complete when it was closed; None where that is its end, as in
+            journals from before.
         num_released: times that a window was closed.
         label_files: files of labels, in order of their arrival.
         num_labels_folded: records of received labels that became one, the first of `label_files`, as `num_folded`.
@@ -332,6 +336,7 @@ class Journal:
     also: list[str] = field(default_factory=list)
     held: dict[str, HeldRows] = field(default_factory=dict)
     released: int | None = None
+    closed_until: float | None = None
     num_released: int = 0
     label_files: list[ArrivedFile] = field(default_factory=list)
     num_labels_folded: int = 0
@@ -433,6 +438,7 @@ class Journal:
                     held.num_closed = len(held.pieces)
                     held.last = change.closed
             self.released = change.closed
+            self.closed_until = change.closed_until
             self.num_released += 1
         for key in change.let_go:
             del self.held[str(key)]
