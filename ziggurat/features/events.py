@@ -104,6 +104,8 @@ class Events:
         pool_by: an action whose values have histories of their own, each an equal share of `max_length`; with labels.
         pools: those values; events with another one are in no history.
         window: length of a window of time, in the unit of the times, for --data.split.by windows; with labels.
+        min_history: events that a user has before a candidate, in whichever history; with labels.
+        reach: events of the user right before a question, among which its history is sought; 0: all; with labels.
         equal_times: whether events of one user may have one time.
         future_times: whether events may lie in the future.
 
@@ -120,6 +122,8 @@ class Events:
     pool_by: str = ""
     pools: tuple[str, ...] = ()
     window: CountOrNone = 0
+    min_history: CountOrNone = 0
+    reach: CountOrNone = 0
     equal_times: EqualTimes = EqualTimes.FILE_ORDER
     future_times: FutureTimes = FutureTimes.REFUSE
 
@@ -196,10 +200,11 @@ class Events:
                         'what was done goes into the history: actions = ["rating"]',
                     ),
                 )
-        given = {"context": self.context, "pools": self.pools, "window": self.window}
+        names = ("context", "pools", "window", "min_history", "reach")
+        given = {name: getattr(self, name) for name in names}
         if not labels and any(given.values()):
             raise SchemaError(
-                expected="a label, where samples are candidates: context, pools and window are theirs",
+                expected="a label, where samples are candidates: context, pools, window, min_history and reach are theirs",
                 found=", ".join(name for name, value in given.items() if value) + ", and no [[label]]",
                 where="schema, events",
                 ways_out=(

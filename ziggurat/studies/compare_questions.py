@@ -131,7 +131,7 @@ def _without_labels(schema: Schema) -> Schema:
     features = tuple(each for each in schema.features if each.name not in schema.events.context)
     used = {table_of(each) for each in features}
     tables = tuple(each for each in schema.tables if each.name in used)
-    events = replace(schema.events, context=(), pool_by="", pools=(), window=0)
+    events = replace(schema.events, context=(), pool_by="", pools=(), window=0, min_history=0, reach=0)
     return replace(schema, features=features, tables=tables, labels=(), events=events)
 
 

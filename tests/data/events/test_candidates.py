@@ -76,6 +76,7 @@ def wanted(frame: pl.DataFrame, *, split: SplitConfig, events: Events) -> list[l
     for user, log in mine.items():
         asked = [at for at, event in enumerate(log) if event["stars"] is not None]
         blocks: list[tuple[Any, int, list[int]]] = []
+        asked = [at for at in asked if at >= events.min_history]
         for number, at in enumerate(asked):
             behind, moment = len(asked) - 1 - number, log[at]["time"]
             if split.by is SplitBy.LEAVE_ONE_OUT:
@@ -91,7 +92,7 @@ def wanted(frame: pl.DataFrame, *, split: SplitConfig, events: Events) -> list[l
             else:
                 blocks.append((key, part, [at]))
         for _, part, block in blocks:
-            before = log[: block[0]]
+            before = log[max(0, block[0] - events.reach) if events.reach else 0 : block[0]]
             if events.pools:
                 share = events.max_length // len(events.pools)
                 kept = [
@@ -136,6 +137,12 @@ def found(path: Path) -> list[tuple[Any, ...]]:
         (2, "time", {"candidates": 100, "max_length": 7, "pool_by": "verb", "pools": ("seen", "saved", "rated")}),
         (3, "windows", {"candidates": 4, "max_length": 6, "window": 7}),
         (4, "windows", {"candidates": 1, "max_length": 5, "window": 10, "pool_by": "verb", "pools": ("saved",)}),
+        (5, "time", {"candidates": 2, "max_length": 6, "min_history": 3, "reach": 4}),
+        (
+            7,
+            "leave_one_out",
+            {"max_length": 4, "min_history": 5, "reach": 3, "pool_by": "verb", "pools": ("seen", "rated")},
+        ),
     ],
 )
 def test_candidates_are_those_of_plain_python(seed: int, by: str, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -153,7 +160,12 @@ def test_candidates_are_those_of_plain_python(seed: int, by: str, settings: dict
     mine = [found(Path(names[0])) if names else [] for names in files]
     for samples, others in zip(mine, wanted(frame, split=split, events=schema.events), strict=True):
         assert sorted(samples, key=repr) == sorted(others, key=repr)
-    assert sum(map(len, mine)) == frame["stars"].is_not_null().sum()  # each candidate once
+    before = pl.int_range(pl.len()).over("user")
+    can_be_asked = frame.sort("user", "time", maintain_order=True).select(
+        pl.col("stars").is_not_null() & (before >= schema.events.min_history)
+    )
+    assert sum(map(len, mine)) == can_be_asked.to_series().sum()  # each candidate once
+    assert any("no candidates" in line for line in made.warnings) == bool(schema.events.min_history)
     if by == "windows":
         asked = [(row[-2] - frame["time"].min()) // settings["window"] for row in mine[0]]
         assert asked == sorted(asked)
@@ -163,7 +175,7 @@ def test_candidates_are_those_of_plain_python(seed: int, by: str, settings: dict
 
 
 def test_schemas_of_candidates_are_written_and_read_as_toml() -> None:
-    schema = schema_of(candidates=7, window=86_400, pool_by="verb", pools=("seen", "rated"))
+    schema = schema_of(candidates=7, window=86_400, min_history=9, reach=90, pool_by="verb", pools=("seen", "rated"))
     assert schema_from_toml(schema_to_toml(schema), "test") == schema
     assert schema_from_toml(schema_to_toml(sequence_schema(schema)), "test") == sequence_schema(schema)
     plain = Events(actions=("verb",))
@@ -178,6 +190,7 @@ def test_schemas_of_candidates_are_written_and_read_as_toml() -> None:
         (("time",), {}, "known after the event alone"),
         (("history",), {}, "other names"),
         ((), {"window": 5}, "context, window, and no [[label]]"),
+        ((), {"min_history": 5}, "context, min_history, and no [[label]]"),
         (("stars",), {"pool_by": "kind", "pools": ("a",)}, "one of the actions"),
         (("stars",), {"pool_by": "verb"}, "pools, different values"),
         (("stars",), {"pool_by": "verb", "pools": ("a", "b", "c"), "max_length": 2}, "max_length"),
@@ -215,6 +228,14 @@ def test_logs_that_give_no_candidates_are_refused(
         prepare(config, schema=schema_of(window=window), folder=tmp_path / "cache")
     assert words in str(raised.value)
     assert raised.value.ways_out
+
+
+def test_a_log_without_so_long_a_history_is_refused(tmp_path: Path) -> None:
+    random_log(6).write_parquet(tmp_path / "events.parquet")
+    config = DataConfig(train=(str(tmp_path / "events.parquet"),))
+    with pytest.raises(DataError, match="20 events of its user before it") as raised:
+        prepare(config, schema=schema_of(min_history=20), folder=tmp_path / "cache")
+    assert "a smaller min_history" in raised.value.ways_out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from typing import Any
 
@@ -26,7 +27,7 @@ from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.layers.hstu import HSTULayer
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item import Positions
-from ziggurat.models.sequence.ranker import ActionInput
+from ziggurat.models.sequence.ranker import ActionInput, Clock, EventEncoders
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.testing.pretend_cuda import pretend_cuda
 from ziggurat.testing.pretend_queues import record_waits
@@ -101,6 +102,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"layers": LayerPreset.STU, "actions": ActionInput.MAPPED},
     {"layers": LayerPreset.HSTU, "positions": Positions.FROM_START, "time_buckets": 0},
     {"layers": LayerPreset.HSTU_NVIDIA, "positions": Positions.NONE, "max_attention_length": 2},
+    {"actions": ActionInput.MAPPED, "encoders": EventEncoders.NETWORKS, "encoder_dim": 5, "clock": Clock.HOUR_AND_DAY},
+    {"encoders": EventEncoders.NETWORKS, "positions": Positions.FROM_START, "time_buckets": 0},
 ]
 
 
@@ -126,15 +129,28 @@ def padded_logits(model: SequenceRanker, batch: Batch, sample: int) -> Tensor:
         places = batch.sequences[HISTORY_PLACES]
         at = places.values["time"][places.offsets[sample] : places.offsets[sample + 1]].tolist()
         whole = int(batch.extras[HISTORY_LENGTHS][sample])
-    rows = history * math.sqrt(dim) + model.action_map(tables.table("action")[listed(2)])
-    target = candidate * math.sqrt(dim) + model.action_map(model.unknown_action)
+    if config.encoders is EventEncoders.NETWORKS:
+        item_map, side_map = model.item_encoder, model.side_encoder
+        assert item_map is not None
+        assert side_map is not None
+        of_event = item_map(tables.table("item")[listed(0)]) + side_map(tables.table("kind")[listed(1)])
+        of_target = item_map(tables.table("item")[item]) + side_map(tables.table("kind")[kind])
+        done, unknown = model.action_map(tables.table("action")[listed(2)]), model.action_map(model.unknown_action)
+        rows, target = (of_event + done) * math.sqrt(dim), (of_target + unknown) * math.sqrt(dim)
+    else:
+        rows = history * math.sqrt(dim) + model.action_map(tables.table("action")[listed(2)])
+        target = candidate * math.sqrt(dim) + model.action_map(model.unknown_action)
     if model.positions is not None:
         places = [whole - place if config.positions is Positions.FROM_END else place for place in (*at, whole)]
         rows, target = rows + model.positions.weight[places[:-1]], target + model.positions.weight[places[-1]]
     if model.time_vectors is not None:
         buckets = [min(63, math.isqrt(max(0, (asked - moment) // 60))) for moment in times.tolist()]
         rows, target = rows + model.time_vectors.weight[buckets], target + model.time_vectors.weight[0]
-    token = tables.table("country")[country] * math.sqrt(dim) + model.context_places[0]
+    token = tables.table("country")[country]
+    if config.encoders is EventEncoders.NETWORKS:
+        token = model.context_maps[0](token)
+        candidate = torch.cat([tables.table("item")[item], tables.table("kind")[kind]])
+    token = token * math.sqrt(dim) + model.context_places[0]
     events = torch.cat([token.unsqueeze(0), rows, target.unsqueeze(0)])
     length = len(history)
     first = int(times[0]) if length else asked
@@ -143,7 +159,14 @@ def padded_logits(model: SequenceRanker, batch: Batch, sample: int) -> Tensor:
     for layer in model.stack.layers:
         assert isinstance(layer, HSTULayer)
         events = dense_layer(layer, events, own=own, asked=of_query, window=config.max_attention_length)
-    state = model.norm(events[-1])
+    state = events[-1]
+    if model.clock_map is not None:
+        when = datetime.datetime.fromtimestamp(asked, datetime.UTC)
+        days = (when.date() - datetime.date(1970, 1, 1)).days
+        turns = (when.hour / 24, days % 7 / 7)
+        told = [wave(2 * math.pi * turn) for turn in turns for wave in (math.cos, math.sin)]
+        state = model.clock_map(torch.cat([state, torch.tensor(told)]))
+    state = model.norm(state)
     return model.head(state * model.item_network(candidate))
 
 
@@ -228,6 +251,23 @@ def test_candidates_do_not_see_each_other_and_share_a_history_only_if_all_of_it_
         assert model.embed(apart).named["first"].tolist() == [0, 2]
         assert not torch.equal(model(apart)[2], before[2])
         torch.testing.assert_close(model(apart)[:2], before[:2], rtol=0, atol=1e-6)
+
+
+def test_events_context_and_candidates_are_dropped_before_the_layers_by_a_share_of_their_own() -> None:
+    batch = batch_of([(6, 1), (3, 1)])
+    plain = built(encoders=EventEncoders.NETWORKS, dropout=0.5, input_dropout=0.0, num_layers=1)
+    seen: list[Tensor] = []
+    plain.stack.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    plain(batch)
+    plain.train()(batch)
+    assert torch.equal(seen[0], seen[1])
+    dropped = built(encoders=EventEncoders.NETWORKS, dropout=0.0, input_dropout=0.5, num_layers=1).train()
+    dropped.stack.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    dropped(batch)
+    kept = seen[2] != 0
+    torch.testing.assert_close(seen[2], torch.where(kept, 2 * seen[0], 0.0))
+    assert 0 < kept[:2].float().mean() < 1  # the context of both
+    assert 0.3 < kept.float().mean() < 0.7
 
 
 def test_an_empty_batch_has_no_logits_and_its_loss_a_gradient() -> None:

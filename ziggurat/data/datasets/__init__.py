@@ -93,8 +93,10 @@ def schema_for(name: str) -> Schema:
         return beauty_schema()
     if name == "gowalla":
         return gowalla_schema()
-    if name in ("yambda-events", "yambda-made"):
-        return yambda_schema(share=10 if name == "yambda-made" else 1362, candidates=10)
+    if name == "yambda-events":
+        return yambda_schema(share=1362)
+    if name == "yambda-made":
+        return yambda_schema(share=10, people=1000)
     if name == "frappe":
         return frappe_schema()
     if name in criteo.NAMES:

@@ -8,7 +8,8 @@ A sample is one candidate with its labels; those of one question have one histor
 them) and one time, so nothing of a sample was made by what came after its question began. Questions never reach over
 the end of a split or of a window.
 
-Every event that has the labels is a candidate of exactly one split. Events without labels (a like, in a log whose label
+Every event that has the labels is a candidate of exactly one split, but for those with fewer than `min_history` events
+of their user before them, whatever kind. Events without labels (a like, in a log whose label
 is how much of a track was played) are history alone.
 
     leave one out   the last candidate of each user is the test, the one before it validates (users with two, three)
@@ -16,7 +17,8 @@ is how much of a track was played) are history alone.
     windows         time in parts of one length: the last is the test, the one before it validates, the others train in
                     their order, each in an order of its own inside
 
-`pools` gives every pool its own share of a history: the latest of each, together in the order of time.
+`pools` gives every pool its own share of a history: the latest of each, together in the order of time. With `reach` they
+are among so many events right before the question.
 
 Memory: that of the log, and a few million events of lists at a time.
 """
@@ -156,6 +158,7 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
             where="the event log",
             ways_out=("fill the columns of the labels", "take the labels out, and train a next-item model"),
         )
+    places = _with_history(log, places, at_least=schema.event_settings.min_history)
     times = log.times[places]
     most = schema.event_settings.candidates
     if split.by is SplitBy.WINDOWS:
@@ -172,6 +175,20 @@ def candidate_splits(log: EventLog, split: SplitConfig, schema: Schema) -> tuple
         text = f"by time column {schema.time!r}"
     found = [asked_together(log, places[parts == at], parts=parts[parts == at], most=most) for at in range(3)]
     return (found[0], found[1], found[2]), text
+
+
+def _with_history(log: EventLog, places: Int64[np.ndarray, " M"], *, at_least: int) -> Int64[np.ndarray, " K"]:
+    """Return those of these events that have so many events of their user before them."""
+    before = places - log.bounds()[:-1][log.users[places]]
+    kept = places[before >= at_least]
+    if len(kept):
+        return kept
+    raise DataError(
+        expected=f"a candidate with {at_least:,} events of its user before it: [events] min_history",
+        found=f"{len(places):,} candidates, with {int(before.max()):,} events before them at most",
+        where="the event log",
+        ways_out=("a smaller min_history", "a log over a longer time"),
+    )
 
 
 def _from_the_end(users: np.ndarray) -> np.ndarray:
@@ -269,7 +286,8 @@ def candidate_tables(
     columns = {name: EventColumn(series) for name, series in log.columns.items()}
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     pools = history_pools(log, schema, happened=happened)
-    begins, ends = _pool_bounds(pools, asked, share=schema.event_settings.max_length // len(pools))
+    share = schema.event_settings.max_length // len(pools)
+    begins, ends = _pool_bounds(pools, asked, share=share, reach=schema.event_settings.reach)
     sizes = np.cumsum((ends - begins).sum(axis=0)[asked.questions])
     first = 0
     total = len(asked.candidates)
@@ -301,10 +319,11 @@ def candidate_tables(
         first = last
 
 
-def _pool_bounds(pools: Sequence[np.ndarray], asked: Asked, *, share: int) -> tuple[np.ndarray, np.ndarray]:
+def _pool_bounds(pools: Sequence[np.ndarray], asked: Asked, *, share: int, reach: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where the history of each question begins and ends in each pool: (P, Q) each."""
+    earliest = np.maximum(asked.firsts, asked.begins - reach) if reach else asked.firsts
     ends = np.stack([np.searchsorted(places, asked.begins) for places in pools])
-    firsts = np.stack([np.searchsorted(places, asked.firsts) for places in pools])
+    firsts = np.stack([np.searchsorted(places, earliest) for places in pools])
     return np.maximum(firsts, ends - share), ends
 
 
@@ -325,10 +344,14 @@ def _joined(pools: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -
 
 
 def candidate_warnings(log: EventLog, parts: Iterable[Asked], schema: Schema, *, by: SplitBy) -> Iterator[str]:
-    """Yield warnings of what was met: events without labels, or in no pool; a window that nothing uses."""
+    """Yield warnings of what was met: events that are not asked about, or in no pool; a window that nothing uses."""
     asked = sum(len(part.candidates) for part in parts)
-    if rest := len(log.users) - asked:
+    labelled = int(log.has_all(label_columns(schema)).sum())
+    if rest := len(log.users) - labelled:
         yield f"{rest:,} of {len(log.users):,} events have no labels: they are in histories alone"
+    if early := labelled - asked:
+        least = schema.event_settings.min_history
+        yield f"{early:,} of {labelled:,} events with labels have fewer than {least:,} before them: no candidates"
     if schema.event_settings.pools:
         inside = sum(len(places) for places in history_pools(log, schema))
         yield f"{inside:,} of {len(log.users):,} events are in a pool, the others are in no history"

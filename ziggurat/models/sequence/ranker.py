@@ -11,10 +11,10 @@ A sample is a candidate, and neighbours in a batch that have one question share 
 (`ranker_inputs.py`): k candidates cost L + k rows in place of k (L + 1). A score depends neither on the number nor the
 order of the candidates, nor on who else is in the batch: HSTU divides by n = context + longest history + 1.
 
-| published               | layers | positions  | time_buckets | actions | context |
-|-------------------------|--------|------------|--------------|---------|---------|
-| HSTU's layers as ranker | hstu   | from_start | 0 (its bias) | added   | none    |
-| DLRMv3, DLRMv4          | stu    | from_end   | 2,048        | mapped  | the request's features |
+| published               | layers | positions  | time_buckets | actions | encoders | clock         | context |
+|-------------------------|--------|------------|--------------|---------|----------|---------------|---------|
+| HSTU's layers as ranker | hstu   | from_start | 0 (its bias) | added   | sums     | none          | none    |
+| DLRMv3, DLRMv4          | stu    | from_end   | 2,048        | mapped  | networks | hour_and_day  | the request's features |
 
 The paper's ranker has two rows for an event, item and action in turn; that of DLRMv3 one, the sum of both, which halves
 the length (Zhai et al., arXiv 2402.17152, section 2.2; `modules/dlrm_hstu.py` of meta-recsys/generative-recommenders).
@@ -85,6 +85,7 @@ from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, PositiveFloat, Range, checked
 
 _FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
+_CLOCK_DIM = 4  # cosine and sine of the hour, and of the day
 _LONGEST = "longest"  # (longest sequence, 0) of a batch on a GPU: its shape is what the host knows
 
 
@@ -93,6 +94,20 @@ class ActionInput(StrEnum):
 
     ADDED = "added"  # tables of D columns, added to the item
     MAPPED = "mapped"  # narrow tables side by side, through a linear map
+
+
+class EventEncoders(StrEnum):
+    """Ways in which vectors of tables become an event, a token of context, and the candidate's part of the head."""
+
+    SUMS = "sums"  # features of an item added; context plus a vector of its place
+    NETWORKS = "networks"  # a small network for ids, for side information, for actions; a linear map a context feature
+
+
+class Clock(StrEnum):
+    """Choices of what the head is told of the moment of a question."""
+
+    NONE = "none"
+    HOUR_AND_DAY = "hour_and_day"  # hour of the day and day of the week (UTC), each as a point on a circle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +120,17 @@ class SequenceRankerConfig(StacksLayers):
         layers: which published layer.
         num_layers: how many of them.
         num_heads: of each layer.
-        dropout: share that is dropped in training, of events and in layers.
+        dropout: share that is dropped in training in layers, and of events unless `input_dropout` says another one.
+        input_dropout: share that is dropped in training of context, events and candidates before the layers; -1: of
+            events and candidates alone, as `dropout`.
+        encoders: how vectors of tables become events, context and the head's candidate.
+        encoder_dim: hidden units of the networks of events; 0: D; unused with `sums`.
+        clock: what the head is told of the moment; with `per_minute`.
         positions: what is added to an event for where it stands.
         bias: what HSTU adds to its scores; unused by other layers.
         asked: the time that an event of a history is asked at; for HSTU's bias by time.
         time_buckets: vectors for √minutes between an event and the question; 0: none.
-        per_minute: units of the log's times in a minute, for `time_buckets`.
+        per_minute: units of the log's times in a minute, for `time_buckets` and `clock`.
         actions: how what was done enters an event.
         action_dim: columns of the tables of actions; unused with `added`.
         max_attention_length: events before itself that an event sees; 0: all.
@@ -128,6 +148,10 @@ class SequenceRankerConfig(StacksLayers):
     num_layers: Count = 2
     num_heads: Count = 2
     dropout: Fraction = 0.1
+    input_dropout: Annotated[float, Range(-1, 1, open="most")] = -1.0
+    encoders: EventEncoders = EventEncoders.SUMS
+    encoder_dim: DimOrDefault = 0
+    clock: Clock = Clock.NONE
     positions: Positions = Positions.FROM_END
     bias: PositionTimeBias = PositionTimeBias.POSITION_AND_TIME
     asked: AskedAt = AskedAt.NEXT
@@ -209,6 +233,31 @@ class SwishNorm(nn.Module):
         return inputs_BH * self.norm(inputs_BH).sigmoid()
 
 
+def small_network(num_inputs: int, *, hidden: int, dim: int) -> nn.Sequential:
+    """Return the network of DLRMv3 that makes an event of vectors: LN(W₂ Swish(W₁ x + b₁) + b₂).
+
+    Args:
+        num_inputs: numbers of x.
+        hidden: units between the two maps.
+        dim: numbers of the result.
+    """
+    return nn.Sequential(Linear(num_inputs, hidden), SwishNorm(hidden), Linear(hidden, dim), nn.LayerNorm(dim))
+
+
+def clock_of(asked_B: Int64[Tensor, "B"], *, per_minute: int) -> Float[Tensor, "B 4"]:
+    """Return cosine and sine of the hour of the day, then of the day of the week, in whole hours and days (UTC).
+
+    Args:
+        asked_B: moments, counted from 1970.
+        per_minute: units of them in a minute.
+    """
+    hours_B = torch.div(asked_B, 60 * per_minute, rounding_mode="floor")
+    # In whole numbers up to here: FP32 would put a moment of today into another hour.
+    shares = (hours_B.remainder(24) / 24, torch.div(hours_B, 24, rounding_mode="floor").remainder(7) / 7)
+    angles = [share * (2 * math.pi) for share in shares]
+    return torch.stack([each for angle in angles for each in (angle.cos(), angle.sin())], dim=1).float()
+
+
 class SequenceRanker(Model):
     """Logits of candidates behind histories, one for each label.
 
@@ -231,6 +280,7 @@ class SequenceRanker(Model):
         items = check_candidate_inputs(inputs)
         self._fields = [spec.name for spec in inputs.fields]
         self._item_fields = [name for name in self._fields if name in items.features]
+        self._item_id = items.id
         self._context = [name for name in self._fields if name not in items.features]
         self._item_lists = [HISTORY, *(of_history(name) for name in self._item_fields if name != items.id)]
         self._actions = _action_lists(inputs, items=items)
@@ -253,17 +303,26 @@ class SequenceRanker(Model):
         width = len(self._actions) * config.action_dim if config.actions is ActionInput.MAPPED else dim
         self.unknown_action = nn.Parameter(torch.empty(width)) if self._actions else None
         is_mapped = config.actions is ActionInput.MAPPED and bool(self._actions)
+        has_networks = config.encoders is EventEncoders.NETWORKS
+        sizes = {"hidden": config.encoder_dim or dim, "dim": dim}
+        num_sides = len(self._item_fields) - 1
         self.action_map = Linear(width, dim) if is_mapped else nn.Identity()
+        if has_networks and self._actions:
+            self.action_map = small_network(width, **sizes)
+        self.item_encoder = small_network(dim, **sizes) if has_networks else None
+        self.side_encoder = small_network(num_sides * dim, **sizes) if has_networks and num_sides else None
+        self.context_maps = nn.ModuleList(Linear(dim, dim, bias=False) for _ in (self._context if has_networks else ()))
         self.context_places = nn.Parameter(torch.empty(len(self._context), dim)) if self._context else None
         has_positions = config.positions is not Positions.NONE
         # One more than events: the place behind them, where all candidates stand.
         self.positions = nn.Embedding(length + 1, dim) if has_positions else None
         self.time_vectors = nn.Embedding(config.time_buckets, dim) if config.time_buckets else None
         hidden = config.head_dim or dim
+        self.clock_map = Linear(dim + _CLOCK_DIM, dim) if config.clock is Clock.HOUR_AND_DAY else None
         self.norm = nn.LayerNorm(dim)
-        self.item_network = nn.Sequential(
-            Linear(dim, hidden), SwishNorm(hidden), Linear(hidden, dim), nn.LayerNorm(dim)
-        )
+        # What describes an item stands side by side for networks, and is added up otherwise.
+        width_of_items = len(self._item_fields) * dim if has_networks else dim
+        self.item_network = small_network(width_of_items, hidden=hidden, dim=dim)
         self.head = nn.Sequential(Linear(dim, hidden), SwishNorm(hidden), Linear(hidden, len(inputs.labels)))
         for weight in (self.unknown_action, self.context_places):
             if weight is not None:
@@ -271,6 +330,28 @@ class SequenceRanker(Model):
         for vectors in (self.positions, self.time_vectors):
             if vectors is not None:
                 nn.init.trunc_normal_(vectors.weight, std=0.02)
+        if has_networks:
+            self._start_as_published()
+
+    def _start_as_published(self) -> None:
+        """Draw the weights beside the layers as DLRMv3 and DLRMv4 do."""
+        networks = (self.item_encoder, self.side_encoder, self.action_map, self.item_network, self.head, self.clock_map)
+        for network in networks:
+            for module in () if network is None else network.modules():
+                if isinstance(module, Linear):
+                    nn.init.xavier_uniform_(module.weight)
+                    nn.init.zeros_(module.bias)
+        for module in self.context_maps:
+            assert isinstance(module, Linear)
+            nn.init.xavier_normal_(module.weight)
+        if self.context_places is not None:
+            nn.init.zeros_(self.context_places)
+        if self.unknown_action is not None:
+            nn.init.normal_(self.unknown_action, std=0.1)
+        for vectors in (self.positions, self.time_vectors):
+            if vectors is not None:
+                bound = vectors.num_embeddings**-0.5
+                nn.init.uniform_(vectors.weight, -bound, bound)
 
     # ------------------------------------------------------------------------------------------------------ contract
 
@@ -298,36 +379,49 @@ class SequenceRanker(Model):
         named = embedded.named or _alone(embedded)
         dim = self.config.embedding_dim
         fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
-        items_MD = reduce(torch.add, [fields[name] for name in self._item_fields]).float()
-        size = len(items_MD)
+        of_items = [fields[name].float() for name in self._item_fields]
+        size = len(of_items[0])
         first_Q = named[_FIRST]
         question_M = named[_QUESTION]
         # Pieces have samples that carry events alone; candidates are the others.
         is_cut = PIECE_STARTS in named
         if is_cut:
-            items_MD = items_MD[named[CANDIDATES]]
+            of_items = [each[named[CANDIDATES]] for each in of_items]
             question_M = question_M[named[CANDIDATES]]
         lists = [self._of_questions(embedded.sequences[name], named) for name in self._item_lists]
-        history_ND = reduce(torch.add, [values for values, _ in lists]).float()
+        history_ND = self._encoded([values.float() for values, _ in lists])
+        candidates_MD = self._encoded(self._id_first(of_items))
         offsets_Q1 = lists[0][1]
         # As in `next_item`.
         scale = math.sqrt(dim)
         num_Q = torch.zeros_like(first_Q).index_add_(0, question_M, torch.ones_like(question_M))
         history_ND = history_ND * scale
-        candidates_MD = items_MD * scale
+        candidates_MD = candidates_MD * scale
         if self.unknown_action is not None:
             done_NA = self._done([self._of_questions(embedded.sequences[name], named)[0] for name in self._actions])
-            history_ND = history_ND + self.action_map(done_NA)
-            candidates_MD = candidates_MD + self.action_map(self.unknown_action)
+            # Networks are summed before the factor, as published; the mapped sum of tables has none.
+            by = scale if self.item_encoder is not None else 1.0
+            history_ND = history_ND + self.action_map(done_NA) * by
+            candidates_MD = candidates_MD + self.action_map(self.unknown_action) * by
         named = named | {_QUESTION: question_M}
         history_ND, candidates_MD = self._placed(history_ND, candidates_MD, named, offsets_Q1)
         context_XD = history_ND.new_zeros(0, dim)
         if self.context_places is not None:
-            context_QCD = torch.stack([fields[name][first_Q].float() for name in self._context], dim=1)
+            tokens = [fields[name][first_Q].float() for name in self._context]
+            if self.context_maps:
+                tokens = [tokens_map(each) for tokens_map, each in zip(self.context_maps, tokens, strict=True)]
+            context_QCD = torch.stack(tokens, dim=1)
             context_XD = context_rows(context_QCD * scale + self.context_places, named)
+            if self.config.input_dropout >= 0:
+                context_XD = dropout(context_XD, p=self.config.input_dropout, training=self.training)
         parts = (context_XD, history_ND, candidates_MD)
-        states_MD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
-        logits_ML = self.head(states_MD * self.item_network(items_MD)).float()
+        states_MD = self._candidate_states(parts, named, offsets_Q1, num_Q)
+        if self.clock_map is not None:
+            moments_M4 = clock_of(named[_ASKED][question_M], per_minute=self.config.per_minute)
+            states_MD = self.clock_map(torch.cat([states_MD, moments_M4.to(states_MD.dtype)], dim=1))
+        states_MD = self.norm(states_MD)
+        read = torch.cat(of_items, dim=1) if self.item_encoder is not None else reduce(torch.add, of_items)
+        logits_ML = self.head(states_MD * self.item_network(read)).float()
         if is_cut:
             # Back to a row for each sample; those that carry events alone get 0.
             logits_ML = logits_ML.new_zeros(size, logits_ML.shape[1]).index_copy(0, named[CANDIDATES], logits_ML)
@@ -371,6 +465,20 @@ class SequenceRanker(Model):
             return lists.values, lists.offsets
         return expand_lists(lists.values, lists.offsets, first_Q, num_rows=num_rows)
 
+    def _id_first(self, of_items: list[Tensor]) -> list[Tensor]:
+        """Put the vectors of the item's id before those of side information, as lists have them."""
+        at = self._item_fields.index(self._item_id)
+        return [of_items[at], *of_items[:at], *of_items[at + 1 :]]
+
+    def _encoded(self, vectors: list[Float[Tensor, "N D"]]) -> Float[Tensor, "N D"]:
+        """Make one vector of those of an item's id and its side information, the id's first."""
+        if self.item_encoder is None:
+            return reduce(torch.add, vectors)
+        encoded_ND = self.item_encoder(vectors[0]).float()
+        if self.side_encoder is None:
+            return encoded_ND
+        return encoded_ND + self.side_encoder(torch.cat(vectors[1:], dim=1)).float()
+
     def _done(self, actions: list[Float[Tensor, "N A"]]) -> Float[Tensor, "N A"]:
         """Combine the vectors of all actions of each event."""
         if self.config.actions is ActionInput.MAPPED:
@@ -396,7 +504,7 @@ class SequenceRanker(Model):
             history_ND = history_ND + self.time_vectors(minute_buckets(named[_TIMES], asked_N, **sizes))
             # A candidate is asked about now: the bucket of no time.
             candidates_BD = candidates_BD + self.time_vectors.weight[0]
-        p = self.config.dropout
+        p = self.config.dropout if self.config.input_dropout < 0 else self.config.input_dropout
         training = self.training
         return dropout(history_ND, p=p, training=training), dropout(candidates_BD, p=p, training=training)
 
