@@ -59,7 +59,7 @@ def check(rank: int, plan_json: Any, model_json: Any) -> None:
 
     tables = (*plan.tables, TablePlacement(table="country", placement=Placement.TABLE_WISE, ranks=(0,)))
     candidates = test_ranker.batch_of([(4, 3), (0, 1), (6, 4), (1, 2)])  # a rank's share ends inside a question
-    for settings in test_ranker.VARIANTS[:2]:
+    for settings in (*test_ranker.VARIANTS[:2], test_ranker.VARIANTS[3]):
         for dense, num_parts in ((DenseParallelism.DDP, 1), (DenseParallelism.FSDP, 2)):
             ranker = replace(test_ranker.SMALL, num_layers=1, embedding=model.embedding, **settings)
             assert_same_as_single_device(

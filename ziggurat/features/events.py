@@ -204,7 +204,7 @@ class Events:
         given = {name: getattr(self, name) for name in names}
         if not labels and any(given.values()):
             raise SchemaError(
-                expected="a label, where samples are candidates: context, pools, window, min_history and reach are theirs",
+                expected=f"a label, where samples are candidates: {', '.join(given)} are theirs",
                 found=", ".join(name for name, value in given.items() if value) + ", and no [[label]]",
                 where="schema, events",
                 ways_out=(

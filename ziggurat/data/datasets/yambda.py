@@ -182,7 +182,7 @@ def _convert(paths: dict[str, Path], out: Path) -> None:
         # In the order of the log: events of one moment stay as they stand.
         events = events.join(known, on="item_id", how="left", maintain_order="left")
         events = events.with_columns(pl.col(column).fill_null(0))
-    events = events.with_columns(_cross(parts).alias(name) for name, parts, _ in CROSSES)
+    events = events.with_columns(cross_of(parts).alias(name) for name, parts, _ in CROSSES)
     try:
         # Streamed: the whole log need not fit into memory.
         events.sink_parquet(out)
@@ -195,8 +195,12 @@ def _convert(paths: dict[str, Path], out: Path) -> None:
         ) from error
 
 
-def _cross(parts: tuple[str, ...]) -> pl.Expr:
-    """Return one number for each combination of these columns, as digits of a number with mixed bases."""
+def cross_of(parts: tuple[str, ...]) -> pl.Expr:
+    """Return one number for each combination of these columns, as digits of a number with mixed bases.
+
+    Args:
+        parts: of `CROSSES`.
+    """
     columns = {"hour": pl.col("timestamp") // HOUR_S % 24}
     number = pl.lit(0, pl.Int64)
     for part in parts:

@@ -17,8 +17,8 @@ is how much of a track was played) are history alone.
     windows         time in parts of one length: the last is the test, the one before it validates, the others train in
                     their order, each in an order of its own inside
 
-`pools` gives every pool its own share of a history: the latest of each, together in the order of time. With `reach` they
-are among so many events right before the question.
+`pools` gives every pool its own share of a history: the latest of each, together in the order of time. With `reach`
+they are among so many events right before the question.
 
 Memory: that of the log, and a few million events of lists at a time.
 """

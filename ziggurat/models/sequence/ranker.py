@@ -11,10 +11,10 @@ A sample is a candidate, and neighbours in a batch that have one question share 
 (`ranker_inputs.py`): k candidates cost L + k rows in place of k (L + 1). A score depends neither on the number nor the
 order of the candidates, nor on who else is in the batch: HSTU divides by n = context + longest history + 1.
 
-| published               | layers | positions  | time_buckets | actions | encoders | clock         | context |
-|-------------------------|--------|------------|--------------|---------|----------|---------------|---------|
-| HSTU's layers as ranker | hstu   | from_start | 0 (its bias) | added   | sums     | none          | none    |
-| DLRMv3, DLRMv4          | stu    | from_end   | 2,048        | mapped  | networks | hour_and_day  | the request's features |
+| published               | layers | positions  | time_buckets | actions | encoders | clock        | context          |
+|-------------------------|--------|------------|--------------|---------|----------|--------------|------------------|
+| HSTU's layers as ranker | hstu   | from_start | 0 (its bias) | added   | sums     | none         | none             |
+| DLRMv3, DLRMv4          | stu    | from_end   | 2,048        | mapped  | networks | hour_and_day | of the request   |
 
 The paper's ranker has two rows for an event, item and action in turn; that of DLRMv3 one, the sum of both, which halves
 the length (Zhai et al., arXiv 2402.17152, section 2.2; `modules/dlrm_hstu.py` of meta-recsys/generative-recommenders).

@@ -124,10 +124,7 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
     # Where training asks for one candidate at a time its context may be its own, and not that of the first open one.
     is_apart = events.candidates == 1 and bool(events.context)
     asked = [
-        *(
-            asked_together(log, each, parts=np.zeros_like(each), most=events.candidates)
-            for each in known
-        ),
+        *(asked_together(log, each, parts=np.zeros_like(each), most=events.candidates) for each in known),
         asked_together(log, open_places, parts=parts[open_places], most=1 if is_apart else 0),
     ]
     scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float64)  # of numbers; holds FP32 as it is
