@@ -120,7 +120,7 @@ def check_rankers(plan: Plan) -> None:
             lambda ranker=ranker: build_model(ranker, test_ranker.INPUTS, seed=3),
             plan,
             batch=batch,
-            context=(4, 2, 4)[number],
+            context=(4, 2, 4, 4, 2)[number],
             tolerance=Tolerance(others=5e-6),
         )
 

@@ -148,6 +148,30 @@ def test_every_event_has_a_score_and_open_ones_are_no_history(run: Run, tmp_path
     assert scores["like"].is_between(0, 1).all()
 
 
+def test_open_candidates_of_one_at_a_time_have_their_own_context(run: Run) -> None:
+    """Crosses of a candidate are context: where a question had several, all had those of its first."""
+    schema = run.config.table_schema
+    assert schema.events is not None
+    apart = replace(schema, events=replace(schema.events, candidates=1))
+    alone = replace(run, config=replace(run.config, table_schema=apart))
+    log = events(users=2, seed=2)
+    is_open = pl.col("time") >= 1_600_000_240
+    opened = log.with_columns(
+        verb=pl.when(~is_open).then("verb"),
+        tossed=pl.when(~is_open).then("tossed"),
+        country=pl.format("c{}", pl.int_range(pl.len()) % 3),
+    )
+    found = alone.predict(opened)["like"]
+    numbered = opened.with_row_index()
+    for row in numbered.filter(is_open)["index"]:
+        only = numbered.filter(~is_open | (pl.col("index") == row))
+        expected = alone.predict(only.drop("index"))["like"]
+        at = only["index"].to_list().index(row)
+        assert abs(found[row] - expected[at]) < 1e-6
+    together = run.predict(opened)["like"]
+    assert (together - found).abs().max() > 1e-4  # type: ignore[operator]
+
+
 def test_an_export_scores_as_its_run_what_a_request_tells_of_a_history(run: Run, tmp_path: Path) -> None:
     export = tmp_path / "export"
     assert main(["export", str(run.folder), "--out", str(export), "--value", "like"]) == 0
