@@ -284,7 +284,7 @@ def test_fields_that_nobody_asked_for_and_columns_that_went_away_are_said(tmp_pa
     world.look()
     world.look()
     assert world.said == [
-        "fields that the schema does not name, left out: page",
+        "fields that nothing reads here, left out: page",
         "warning: no message of the last 1,000 has the field 'item'",
     ]
 

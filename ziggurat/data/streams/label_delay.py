@@ -198,6 +198,7 @@ def delayed_label(schema: Schema, name: str) -> Label:
     found = [label for label in schema.labels if label.name == (name or label.name)]
     if len(found) != 1:
         near = [f"did you mean --delayed.label {each}?" for each in nearest_names(name, names)] if name else []
+        near += [] if names else ['add it to the schema: [[label]] name = "bought"', "--delay none, and no --labels"]
         raise ConfigError(
             expected=f"the label that comes later, one of {', '.join(names) or 'none: the schema has no label'}",
             found=repr(name) if name else f"{len(names)} labels, and none is named",
@@ -210,7 +211,7 @@ def delayed_label(schema: Schema, name: str) -> Label:
             expected="a binary label, which is a negative until a positive comes",
             found=f"label {label.name!r} of the task {label.task.value}",
             where="settings of the stream, delay",
-            ways_out=("name a binary label: --delayed.label NAME", "--delay none"),
+            ways_out=("name a binary label: --delayed.label NAME", "--delay none, and no --labels"),
         )
     return label
 

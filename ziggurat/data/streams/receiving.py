@@ -254,7 +254,8 @@ class Receiving:
         new = [name for name in others if name not in self._others][:_SHOWN_NAMES]
         if new and len(self._others) < _SHOWN_NAMES:
             self._others |= dict.fromkeys(new)
-            self._reader.say(f"fields that the schema does not name, left out: {', '.join(new)}")
+            # Of rows whose labels come in another stream the schema names the label, and nothing reads it here.
+            self._reader.say(f"fields that nothing reads here, left out: {', '.join(new)}")
         for rows in parts:
             for column in rows.frame.get_columns():
                 name = column.name
