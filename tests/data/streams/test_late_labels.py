@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,18 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.streams.arrivals import Arrivals
 from ziggurat.data.streams.intake import Taken
 from ziggurat.data.streams.label_delay import DelayConfig, LabelDelay, positives_of
-from ziggurat.data.streams.late_labels import AFTER, BEFORE, EARLY, LATE, NO_ROW, TWICE, Keyed, KeyedRuns, label_cells
+from ziggurat.data.streams.late_labels import (
+    AFTER,
+    BEFORE,
+    EARLY,
+    LATE,
+    NO_ROW,
+    TWICE,
+    Keyed,
+    KeyedRuns,
+    LateLabels,
+    label_cells,
+)
 from ziggurat.data.streams.windows import Clock, LateRows, StreamConfig
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.label_state import LabelState
@@ -536,3 +548,39 @@ def test_portions_that_end_at_any_moment_lose_no_label(tmp_path: Path, policy: L
     else:
         assert learned & early == positives & early
         assert negatives & early == early - positives
+
+
+@pytest.mark.parametrize("row_first", [True, False])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 2)])
+def test_of_several_records_of_a_key_the_first_that_may_be_used_counts_however_they_are_read(
+    row_first: bool, order: tuple[int, ...], cuts: tuple[int, ...]
+) -> None:
+    """A record beyond the attribution window hid a good one behind it, if both were read at once."""
+    reach = 100.0
+    records = [(150.0, True), (60.0, False), (70.0, True)]  # of a row at 10: too late, used, or the second
+    mine = [records[at] for at in order]
+    key = np.array([b"k" * 16])
+    row = Keyed.of(key, np.array([10.0]))
+    labels = LateLabels()
+    counts = Counter[str]()
+    if row_first:
+        counts += labels.add_rows(row, reach=reach)
+    for first, last in itertools.pairwise((0, *cuts, 3)):
+        part = mine[first:last]
+        times = np.array([time for time, _ in part])
+        more = Keyed.of(np.repeat(key, len(part)), times, np.array([positive for _, positive in part]))
+        kept, others = labels.judged(more, reach=reach, over=np.zeros(len(part), dtype=np.bool_))
+        counts += others
+        labels.add_records(kept)
+    if not row_first:
+        counts += labels.add_rows(row, reach=reach)
+    used = next(record for record in mine if record[0] <= 110.0)
+    known, is_positive = labels.of_rows(key, np.array([10.0]), reach=reach)
+    assert (known[0], is_positive[0]) == used
+    # The late one is called late before the first that is used, and one of several behind it.
+    is_behind = mine.index(records[0]) > mine.index(used)
+    assert counts[AFTER] == (not is_behind)
+    assert counts[TWICE] == 1 + is_behind
+    assert counts[BEFORE] == (not row_first)
+    assert len(labels) == 1
