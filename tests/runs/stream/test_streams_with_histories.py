@@ -7,6 +7,7 @@ import multiprocessing as mp
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,10 @@ def test_a_stream_that_dies_while_its_teacher_logs_vectors_ends_with_the_same_bi
 @pytest.mark.slow
 def test_a_stream_is_killed_beside_a_teacher_that_logs_vectors(base: Path) -> None:
     at_the_begin(base)
+    begin = time.monotonic()
     live_beside_a_teacher(str(base / "whole"))
+    # Of a life on this machine, as busy as it is: later ones go on, and are shorter.
+    life_s = time.monotonic() - begin
     at_the_begin(base)
     preload("tests.runs.stream.test_streams_with_histories")
     rng = random.Random(1)
@@ -234,7 +238,7 @@ def test_a_stream_is_killed_beside_a_teacher_that_logs_vectors(base: Path) -> No
         process = _context.Process(target=live_beside_a_teacher, args=(str(base / "cut"),))
         process.start()
         wait_for_begin(process, base)
-        if not kill_after(process, rng.uniform(0.0, 3.0 if kills < 12 else 300.0), longest_s=300.0):
+        if not kill_after(process, rng.uniform(0.0, life_s / 4 if kills < 12 else 300.0), longest_s=300.0):
             break
         kills += 1
     assert kills > 3
