@@ -126,12 +126,15 @@ def test_what_is_no_row_is_named() -> None:
         ("9", {"arrow": stream_of(pa.table({"a": [1]}))}, BadReason.NUM_FIELDS),
         ("10", {"json": r'{"a": "\ud800"}'}, BadReason.INVALID_UTF8),
         ("11", {"json": r'{"a": "1", "other": ["\udfff"]}'}, BadReason.INVALID_UTF8),
+        ("12", {"json": rb'{"a": "\ud800"}'}, BadReason.INVALID_UTF8),
+        ("13", {"json": b'{"a": "\xed\xa0\x80"}'}, BadReason.INVALID_UTF8),
+        ("14", {"json": '{"a": "\ud800"}'.encode("utf-16-le", "surrogatepass")}, BadReason.INVALID_UTF8),
     ]
-    good = ("12", {"json": r'{"a": "\ud83d\ude00"}'})
-    messages = Messages.of([*((id, fields) for id, fields, _ in entries), good], position="12")
+    good = ("15", {"json": r'{"a": "\ud83d\ude00"}'})
+    messages = Messages.of([*((id, fields) for id, fields, _ in entries), good], position="15")
     frame, places, bad = frame_of(messages, columns=["a", "b"])
     assert {each.index: each.reason for each in bad} == {index: reason for index, (_, _, reason) in enumerate(entries)}
-    assert places == [12]
+    assert places == [15]
     assert frame.to_dicts() == [{"a": "😀", "b": None}]
 
 

@@ -214,7 +214,7 @@ def _of_json(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
             expected = f"an object of JSON in the field {Payload.JSON.value!r}"
             shown = _shown(cell)
             report(BadMessage(index=index, reason=BadReason.UNPARSABLE, expected=expected, found=shown))
-        elif not _is_text(row):
+        elif _may_hold_half_a_pair(cell) and not _is_text(row):
             expected = f"text in the field {Payload.JSON.value!r} that UTF-8 can hold"
             shown = f"half of a pair of surrogates in {_shown(cell)}"
             report(BadMessage(index=index, reason=BadReason.INVALID_UTF8, expected=expected, found=shown))
@@ -227,6 +227,16 @@ def _of_json(read: _Reading, *, begin: int, end: int) -> Iterator[Rows]:
         part = found[first:last]
         frame = pl.DataFrame([_series_of_values(name, [row.get(name) for row in part]) for name in columns])
         yield Rows(frame=frame, messages=np.array(rows[first:last]))
+
+
+def _may_hold_half_a_pair(cell: Cell) -> bool:
+    r"""Return whether a message may hold half a pair of surrogates; of nearly all bytes alone say that it does not.
+
+    In UTF-8 a half is an escape, or begins with the byte ED; bytes of UTF-16, which JSON may have too, hold zeros.
+    """
+    if isinstance(cell, bytes):
+        return b"\\u" in cell or b"\xed" in cell or b"\0" in cell
+    return cell is not None and ("\\u" in cell or not cell.isascii())
 
 
 def _is_text(row: Mapping[str, Any]) -> bool:
