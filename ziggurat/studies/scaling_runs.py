@@ -66,7 +66,7 @@ _CPU = "cpu.json"
 
 
 class RatesFor(Enum):
-    """Which sizes of a model try learning rates."""
+    """Sizes of a model that try learning rates."""
 
     SMALLEST = "smallest"
     EVERY_SIZE = "every-size"
@@ -406,7 +406,7 @@ class _Work:
         start = smallest(name, known=self.config.known) if recipe is None else cast(BuiltInConfig, recipe.model)
         return grow(start, self.data.inputs, factor=factor)
 
-    def training(self, name: str, factor: float = 1.0, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
+    def training(self, name: str, factor: float, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
         """Return how a size of a model is trained.
 
         Args:
@@ -511,7 +511,7 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
 
 
 def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) -> Remaining:
-    """Estimate and say what the missing runs will take, in the order in which they are made."""
+    """Estimate and say what the missing runs will take."""
     config = work.config
     factors = config.factors
     rate_factors = factors if config.rates_for is RatesFor.EVERY_SIZE else factors[:1]
@@ -530,11 +530,13 @@ def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) ->
     missing = rates | runs
     if not missing:
         return Remaining(estimates={})
+    # Before rates are chosen all sizes of a model are trained alike.
+    training = {name: work.training(name, factors[0]) for name in dict.fromkeys(name for name, _ in missing.values())}
     costs = {
-        name: measure(models[name, factors[0]], models[name, factors[-1]], data=work.data, training=work.training(name))
-        for name in dict.fromkeys(name for name, _ in missing.values())
+        name: measure(models[name, factors[0]], models[name, factors[-1]], data=work.data, training=settings)
+        for name, settings in training.items()
     }
-    steps = {name: -(-work.data.train.num_rows // work.training(name).loader.batch_size) for name in costs}
+    steps = {name: -(-work.data.train.num_rows // settings.loader.batch_size) for name, settings in training.items()}
     estimates = {
         run: costs[name].seconds(forward_flops(models[name, factor], work.data.inputs), steps=steps[name])
         for run, (name, factor) in missing.items()

@@ -450,12 +450,12 @@ class AwaitingLabels:
         records = records.where(~is_early)
         times = times[~is_early]
         # What a score was worth and what is trained follow from the same labels.
+        closed_until = self._closed_until(cut)
         is_over = cut.windows(times) <= self._settled()
-        is_over = is_closed[~is_early] & (is_over | (times + self._reach(cut) < self._closed_until(cut)))
+        is_over = is_closed[~is_early] & (is_over | (times + self._reach(cut) < closed_until))
         kept, others = self._labels.judged(records, reach=self._reach(cut), over=is_over)
         counts += others
         is_closed = self._are_closed(kept.keys, self._labels.row_times(kept.keys), cut=cut)
-        closed_until = self._closed_until(cut)
         is_late = is_closed & (kept.times < closed_until)
         if is_late.any():
             counts[LATE] = int(is_late.sum())

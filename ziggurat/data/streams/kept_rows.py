@@ -230,19 +230,19 @@ def refuse_other_part(path: Path, *, digest: str) -> None:
     Raises:
         CheckpointError: its content is another one, or it is gone.
     """
+    if not digest:
+        return
+    found = "another content: the file is damaged, or another one lies in its place"
+    problem = None
     try:
-        found = sha256_of(path) if digest else digest
+        if sha256_of(path) == digest:
+            return
     except OSError as error:
-        raise CheckpointError(
-            expected="rows, keys or labels as they were written when they arrived",
-            found=text_of(error),
-            where=str(path),
-            ways_out=_WAYS_OUT,
-        ) from error
-    if found != digest:
-        raise CheckpointError(
-            expected="rows, keys or labels as they were written when they arrived",
-            found="another content: the file is damaged, or another one lies in its place",
-            where=str(path),
-            ways_out=_WAYS_OUT,
-        )
+        found = text_of(error)
+        problem = error
+    raise CheckpointError(
+        expected="rows, keys or labels as they were written when they arrived",
+        found=found,
+        where=str(path),
+        ways_out=_WAYS_OUT,
+    ) from problem

@@ -350,7 +350,6 @@ class RunFolder:
         """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
         if not self.has_begun():
             return
-        another = _ANOTHER_FOLDER
         if self.windows.exists() and not self.is_stream():
             raise ConfigError(
                 expected=f"{self.stream.name}/ beside {self.windows.name}: it says which rows a stream has trained",
@@ -364,10 +363,10 @@ class RunFolder:
                 expected="a folder without a run",
                 found=f"{self.metrics.name}, without the config.json or checkpoints that our runs have beside it",
                 where=str(self.path),
-                ways_out=another,
+                ways_out=_ANOTHER_FOLDER,
             )
         ways = [f"go on with it: ziggurat train {pasted(self.path)} --resume"] if has_config else []
-        ways.append(another)
+        ways.append(_ANOTHER_FOLDER)
         if {path.name for path in self.path.iterdir()} <= _NAMES:  # else it would take files that are no run's along
             ways.append(f"remove it: rm -r {pasted(self.path)}")
         raise ConfigError(

@@ -443,16 +443,30 @@ class _RedisSubscription(Subscription):
     def _gone(self, last: EntryId) -> ZigguratError:
         """Return the error for a stream that was deleted behind an entry that was read."""
         settings = self._settings
-        words = (shlex.quote(settings.key), shlex.quote(settings.group))
-        return DataError(
+        key = shlex.quote(settings.key)
+        return self._set_back(
             expected=f"a stream that goes on behind entry {last}, the last one that was read",
             found=f"no key {settings.key!r}: it was deleted",
-            where=settings.url,
+            way_out="if producers lost nothing, make it anew and let it go on behind that entry: "
+            f"{settings.cli} XGROUP CREATE {key} {shlex.quote(settings.group)} {last} MKSTREAM; "
+            f"{settings.cli} XSETID {key} {last}",
+        )
+
+    def _set_back(self, *, expected: str, found: str, way_out: str) -> ZigguratError:
+        """Return the error for a stream or a group that is behind what was read of it.
+
+        Args:
+            expected: what there would be.
+            found: what there is.
+            way_out: how it goes on if no entry was lost.
+        """
+        return DataError(
+            expected=expected,
+            found=found,
+            where=self._settings.url,
             ways_out=(
                 "restore the broker from a newer copy",
-                "if producers lost nothing, make it anew and let it go on behind that entry: "
-                f"{settings.cli} XGROUP CREATE {words[0]} {words[1]} {last} MKSTREAM; "
-                f"{settings.cli} XSETID {words[0]} {last}",
+                way_out,
                 "begin the stream anew in another folder: --out ANOTHER_FOLDER",
             ),
         )
@@ -484,16 +498,11 @@ class _RedisSubscription(Subscription):
 
     def _no_group(self, text: str, *, last: str) -> ZigguratError:
         settings = self._settings
-        return DataError(
+        return self._set_back(
             expected=f"the consumer group {settings.group!r}, in which entries were read",
             found=f"none ({text}): the stream was emptied or made anew, or somebody has removed the group",
-            where=settings.url,
-            ways_out=(
-                "restore the broker from a newer copy",
-                "if no entry was lost, make the group at the last entry that was read, and give the command again: "
-                f"{settings.cli} XGROUP CREATE {shlex.quote(settings.key)} {shlex.quote(settings.group)} {last}",
-                "begin the stream anew in another folder: --out ANOTHER_FOLDER",
-            ),
+            way_out="if no entry was lost, make the group at the last entry that was read, and give the command again: "
+            f"{settings.cli} XGROUP CREATE {shlex.quote(settings.key)} {shlex.quote(settings.group)} {last}",
         )
 
     # ------------------------------------------------------------------------------------------------------ joining
@@ -690,16 +699,11 @@ class _RedisSubscription(Subscription):
         if position is None or state.last >= position.last:
             return
         settings = self._settings
-        raise DataError(
+        raise self._set_back(
             expected=f"a stream that goes on behind entry {position.last}, the last one that was read",
             found=f"one whose last entry is {state.last}: it was emptied, or restored from an older copy",
-            where=settings.url,
-            ways_out=(
-                "restore the broker from a newer copy",
-                "if producers lost nothing, let it go on behind that entry: "
-                f"{settings.cli} XSETID {shlex.quote(settings.key)} {position.last}",
-                "begin the stream anew in another folder: --out ANOTHER_FOLDER",
-            ),
+            way_out="if producers lost nothing, let it go on behind that entry: "
+            f"{settings.cli} XSETID {shlex.quote(settings.key)} {position.last}",
         )
 
     # ------------------------------------------------------------------------------------------------------ reading
