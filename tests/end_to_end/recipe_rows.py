@@ -2,6 +2,7 @@
 
     movielens-1m, -histories, -events   one Parquet file with the columns of all three
     beauty-events, yambda-*, frappe, gowalla   Parquet files as their own `fetch` leaves them
+    census-income, aliexpress-nl        the same: with two labels
     criteo-*                            tab-separated text; lists of ids in Parquet where the schema asks for lists
     table_*                             clicks with histories, an event log, or questions: what the model needs
 
@@ -26,7 +27,7 @@ from tests.runs.scores.test_candidate_scores import SCHEMA as QUESTIONS
 from tests.runs.scores.test_candidate_scores import events as questions
 from tests.runs.scores.test_next_items import SCHEMA as WATCHED
 from tests.runs.scores.test_next_items import events as watched
-from ziggurat.data.datasets import criteo, frappe, yambda
+from ziggurat.data.datasets import aliexpress, census, criteo, frappe, yambda
 from ziggurat.data.datasets.movielens_histories import HISTORIES, LIKED
 from ziggurat.data.histories import with_histories
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
@@ -101,6 +102,10 @@ def _file_of(config: RunConfig, folder: Path) -> Path:
         return _kept(folder / "gowalla.parquet", lambda path: visits().write_parquet(path))
     if data == "frappe":
         return _kept(folder / "frappe.parquet", lambda path: frappe_rows().write_parquet(path))
+    if data == census.NAME:
+        return _kept(folder / "census.parquet", lambda path: people().write_parquet(path))
+    if data in aliexpress.NAMES:
+        return _kept(folder / "aliexpress.parquet", lambda path: shown().write_parquet(path))
     assert set(criteo.CATEGORICAL) <= {each.name for each in config.table_schema.features}, f"no rows for {data!r}"
     if config.data.format is FileFormat.CRITEO:
         return _kept(folder / "criteo.tsv", _write_criteo)
@@ -171,6 +176,28 @@ def _write_yambda(path: Path) -> None:
     for name, frame in yambda.made_yambda(users=12, tracks=30, days=5).items():
         frame.write_parquet(raw / f"{name}.parquet")
     path.write_bytes(yambda.fetch_yambda(source=raw, cache=cache).read_bytes())
+
+
+def people(num_rows: int = 400) -> pl.DataFrame:
+    """Rows of Census-Income as its `fetch` leaves them."""
+    rng = np.random.default_rng(0)
+    numbers = {name: pl.Series(rng.integers(0, 50, num_rows), dtype=pl.Float32) for name in census.NUMBERS}
+    categories = {name: rng.choice(["a", "b", "c"], num_rows) for name in census.CATEGORIES}
+    age = numbers["age"].to_numpy()
+    income = (rng.random(num_rows) < age / 100).astype(np.int8)
+    never_married = (rng.random(num_rows) < 0.8 - age / 100).astype(np.int8)
+    return pl.DataFrame({**numbers, **categories, "income": income, "never_married": never_married})
+
+
+def shown(num_rows: int = 400) -> pl.DataFrame:
+    """Rows of AliExpress as its `fetch` leaves them."""
+    rng = np.random.default_rng(0)
+    categories = {name: pl.Series(rng.integers(0, 9, num_rows), dtype=pl.Int32) for name in aliexpress.CATEGORIES}
+    numbers = {name: pl.Series(rng.random(num_rows), dtype=pl.Float32) for name in aliexpress.NUMBERS}
+    click = (rng.random(num_rows) < 0.4).astype(np.int8)
+    conversion = click * (rng.random(num_rows) < 0.3).astype(np.int8)
+    searches = np.arange(num_rows) // 10
+    return pl.DataFrame({"search_id": searches, **categories, **numbers, "click": click, "conversion": conversion})
 
 
 def frappe_rows(num_rows: int = 400) -> pl.DataFrame:

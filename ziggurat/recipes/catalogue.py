@@ -53,6 +53,7 @@ from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPE
 from ziggurat.recipes.protocols import SPARSE_TABLES, bars_tables, bars_training
 from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.recipes.several_labels import SEVERAL_LABELS_RECIPES
 from ziggurat.training import metrics
 from ziggurat.training.config import AS_VALIDATION, Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
@@ -474,6 +475,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     _recipe("movielens", DATA_TWO_TOWER, run=_movielens_histories, about=_MOVIELENS_HISTORIES),
     *NEXT_ITEM_RECIPES,
     *RANKER_RECIPES,
+    *SEVERAL_LABELS_RECIPES,
     *(
         _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
         for kind, about in BARS_MODELS

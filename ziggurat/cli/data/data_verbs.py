@@ -56,7 +56,8 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument(
         "name",
         help="movielens-1m, movielens-1m-histories, movielens-1m-events, beauty-events, gowalla, yambda-events, "
-        "yambda-made, frappe, criteo-kaggle, criteo-1tb, criteo-x4",
+        "yambda-made, frappe, census-income, aliexpress-nl, aliexpress-es, aliexpress-fr, aliexpress-us, "
+        "criteo-kaggle, criteo-1tb, criteo-x4",
     )
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
