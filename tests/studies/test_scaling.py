@@ -236,6 +236,7 @@ def test_a_study_goes_on_and_knows_what_is_reachable(tmp_path: Path, monkeypatch
     assert again.models[0].points[0].runs[0].record == model.points[0].runs[0].record
     assert any("15 runs of" in line for line in said)  # one seed of a model was there
     assert len(again.differences) == 1
+    assert len(again.ratios) == 1
     paths = write_scaling(again, tmp_path / "report")
     assert [path.suffix for path in paths] == [".html", ".json", ".md", ".png", ".svg"]
     data = json.loads((tmp_path / "report.json").read_text())

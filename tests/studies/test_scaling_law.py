@@ -15,6 +15,7 @@ from ziggurat.studies.scaling_law import (
     compare_laws,
     exponent_difference,
     fit,
+    largest_ratio,
     left_out_errors,
 )
 
@@ -151,6 +152,33 @@ def test_exponents_are_told_apart_and_rows_in_common_cancel() -> None:
     assert same.p > 0.05
     # A level of rows that all sizes share changes no slope: the band is that of the seeds.
     assert different.exponent.high - different.exponent.low < 0.04
+
+
+def test_ratios_of_the_largest_sizes_cover_at_their_level() -> None:
+    studies = 200
+    inside = 0
+    refused = 0
+    for seed in range(studies):
+        first = _study(0.018 * X**-0.3, seed=2 * seed, noise=0.05, draws=120, rows_noise=0.0)
+        second = _study(0.02 * X**-0.3, seed=2 * seed + 1, noise=0.05, draws=120, rows_noise=0.0)
+        found = largest_ratio(("first", *first), ("second", *second))
+        inside += found.ratio.low <= 0.9 <= found.ratio.high
+        alike = largest_ratio(("first", *second), ("second", first[0] / 0.9, first[1] / 0.9))
+        refused += alike.p < 0.1
+    # As above; of 200 p of what is alike 9 to 31 are below 0.1 in 99.9 % of all cases.
+    assert 165 <= inside <= 195
+    assert 5 <= refused <= 36
+
+
+def test_a_lower_end_is_found_whatever_the_slope() -> None:
+    low = _study(0.018 * X**-0.3, seed=0, noise=0.01, rows_noise=0.0)
+    high = _study(0.02 * X**-0.3, seed=1, noise=0.01, rows_noise=0.0)
+    found = largest_ratio(("low", *low), ("high", *high))
+    assert found.p < 0.02
+    assert found.ratio.low < 0.9 < found.ratio.high < 1.0
+    turned = largest_ratio(("high", *high), ("low", *low))
+    assert turned.ratio.value == pytest.approx(1 / found.ratio.value)
+    assert turned.p == pytest.approx(found.p)
 
 
 def test_single_seeds_have_the_scatter_of_rows_alone() -> None:

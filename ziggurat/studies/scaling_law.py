@@ -29,7 +29,8 @@ cliff and be level behind it, as that of a model whose first layers each reach a
 
 **Two models.** Draws share their test rows, so exponents are subtracted draw by draw: 90 % of the differences are the
 band, and p is twice the smaller share of draws on one side of 0. The exponents compared are those of the power law, the
-mean slopes over the range measured, whichever law is supported.
+mean slopes over the range measured, whichever law is supported. Losses at the largest sizes are divided draw by draw,
+and tested alike: whose end is lower is another question than whose curve is steeper.
 
 The Wukong paper fits y = −100 + 99.56 · x^(−0.00071) to its seven points (y: relative loss in percent, x: GFLOP a
 sample; the sign of the exponent is missing in print): a saturating law with a = −100 fixed.
@@ -164,6 +165,16 @@ class Difference:
     first: str
     second: str
     exponent: Interval
+    p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRatio:
+    """The loss of one model over that of another, each at its largest size: the ratio, its band of 90 %, and p of 1."""
+
+    first: str
+    second: str
+    ratio: Interval
     p: float
 
 
@@ -340,8 +351,28 @@ def exponent_difference(
     difference = values[0] - values[1]
     differences = drawn[0] - drawn[1]
     low, high = np.quantile(differences, [0.05, 0.95])
+    interval = Interval(value=difference, low=float(low), high=float(high))
+    return Difference(first=names[0], second=names[1], exponent=interval, p=_p_of_zero(differences))
+
+
+def largest_ratio(first: tuple[str, _Floats, _Floats], second: tuple[str, _Floats, _Floats]) -> LossRatio:
+    """Test whether one model's loss at its largest size is another's.
+
+    Args:
+        first: name, (sizes,) means and (draws, sizes) draws of one model.
+        second: those of another, of the same draws of rows.
+    """
+    name, means, draws = first
+    other_name, other_means, other_draws = second
+    ratio = float(means[-1] / other_means[-1])
+    logs = np.log(draws[:, -1] / other_draws[:, -1])
+    low, high = np.exp(np.quantile(logs, [0.05, 0.95]))
+    interval = Interval(value=ratio, low=float(low), high=float(high))
+    return LossRatio(first=name, second=other_name, ratio=interval, p=_p_of_zero(logs))
+
+
+def _p_of_zero(differences: _Floats) -> float:
+    """Return twice the smaller share of draws on one side of 0."""
     # One more on either side: of so many draws, no p is smaller than that.
     sides = [(int((differences <= 0).sum()) + 1), (int((differences >= 0).sum()) + 1)]
-    p = min(1.0, 2.0 * min(sides) / (differences.size + 1))
-    interval = Interval(value=difference, low=float(low), high=float(high))
-    return Difference(first=names[0], second=names[1], exponent=interval, p=p)
+    return min(1.0, 2.0 * min(sides) / (differences.size + 1))

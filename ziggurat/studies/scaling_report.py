@@ -40,6 +40,7 @@ PREDICTED_COLUMNS = (
     "best in draws",
 )
 DIFFERENCE_COLUMNS = ("exponents", "difference, 90 %", "p")
+RATIO_COLUMNS = ("losses at the largest size", "ratio, 90 %", "p")
 
 
 def loss_name(study: ScaleStudy) -> str:
@@ -145,6 +146,11 @@ def difference_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
     return [(f"{each.first} − {each.second}", _interval(each.exponent), f"{each.p:.3g}") for each in study.differences]
 
 
+def ratio_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
+    """The cells of the table of losses at the largest sizes."""
+    return [(f"{each.first} / {each.second}", _interval(each.ratio), f"{each.p:.3g}") for each in study.ratios]
+
+
 def summary(study: ScaleStudy) -> list[str]:
     """Say what was scaled, what is reachable, and what else should be known."""
     config = study.config
@@ -178,6 +184,8 @@ def tables(study: ScaleStudy) -> list[tuple[tuple[str, ...], list[tuple[str, ...
         found.append((PREDICTED_COLUMNS, predicted_rows(study)))
     if study.differences:
         found.append((DIFFERENCE_COLUMNS, difference_rows(study)))
+    if study.ratios and study.config.seeds > 1:
+        found.append((RATIO_COLUMNS, ratio_rows(study)))
     return found
 
 

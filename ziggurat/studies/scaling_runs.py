@@ -52,7 +52,15 @@ from ziggurat.studies.scaling import forward_flops, grow, growing_models
 from ziggurat.studies.scaling_best import BestReachable, best_of_test, row_losses
 from ziggurat.studies.scaling_cost import Remaining, as_time, measure
 from ziggurat.studies.scaling_draws import RunLosses, draw_blocks, draw_losses, in_blocks, mean_losses
-from ziggurat.studies.scaling_law import MIN_SIZES, Difference, FittedLaws, compare_laws, exponent_difference
+from ziggurat.studies.scaling_law import (
+    MIN_SIZES,
+    Difference,
+    FittedLaws,
+    LossRatio,
+    compare_laws,
+    exponent_difference,
+    largest_ratio,
+)
 from ziggurat.studies.tuned import read_tuned
 from ziggurat.training import metrics
 from ziggurat.training.config import TrainingConfig
@@ -313,6 +321,7 @@ class ScaleStudy:
         config: what was scaled.
         models: each with all its sizes.
         differences: of the exponents of two models each; () without laws.
+        ratios: of the losses of two models each, at their largest sizes.
         best_log_loss: best reachable on the test rows; None: not known.
         num_train: training rows.
         num_test: test rows.
@@ -322,6 +331,7 @@ class ScaleStudy:
     config: ScaleConfig
     models: tuple[ScaledModel, ...]
     differences: tuple[Difference, ...]
+    ratios: tuple[LossRatio, ...]
     best_log_loss: float | None
     num_train: int
     num_test: int
@@ -340,6 +350,7 @@ class ScaleStudy:
             "block_rows": counts.tolist(),
             "models": [model.to_json() for model in self.models],
             "differences": [dataclasses.asdict(each) for each in self.differences],
+            "ratios_at_largest": [dataclasses.asdict(each) for each in self.ratios],
         }
 
 
@@ -627,6 +638,7 @@ def _study(
     blocks = draw_blocks(len(next(iter(losses.values())).sums), draws=DRAWS, rng=np.random.default_rng(0))
     scaled = []
     fitted = []
+    ends = []
     for name in config.models:
         points = tuple(
             ScaledPoint(
@@ -645,13 +657,14 @@ def _study(
             )
             for factor in config.factors
         )
+        sizes = [[run.losses for run in point.runs] for point in points]
+        # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
+        drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
+        means = mean_losses(sizes)
+        ends.append((name, means, drawn))
         laws = None
         if len(points) >= MIN_SIZES:
-            sizes = [[run.losses for run in point.runs] for point in points]
-            # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
-            drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
             compute = [float(point.flops) for point in points]
-            means = mean_losses(sizes)
             laws = compare_laws(compute, means, drawn)
             fitted.append((name, compute, means, drawn))
         scaled.append(
@@ -666,6 +679,7 @@ def _study(
         config=config,
         models=tuple(scaled),
         differences=tuple(exponent_difference(first, second) for first, second in itertools.combinations(fitted, 2)),
+        ratios=tuple(largest_ratio(first, second) for first, second in itertools.combinations(ends, 2)),
         best_log_loss=None if best is None else best.log_loss,
         num_train=work.data.train.num_rows,
         num_test=0 if work.data.test is None else work.data.test.num_rows,
