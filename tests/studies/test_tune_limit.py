@@ -47,6 +47,7 @@ def limits(flops: str = "", parameters: str = "") -> SizeLimits:
     return SizeLimits(
         SPACE,
         inputs=INPUTS,
+        count_flops=lambda model: flops_per_sample(model, backward=False).forward,
         flops=Limit.parse(flops, flag="--max-flops-per-sample"),
         parameters=Limit.parse(parameters, flag="--max-parameters"),
     )

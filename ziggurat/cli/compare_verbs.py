@@ -55,6 +55,7 @@ SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale);
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
   ziggurat scale wukong,dcn_v2 --tuned tuned/ --compute 1x..64x
   ziggurat scale wukong --data table --data.train shop.parquet --schema my.toml --training.loader.batch-size 1024
+  ziggurat scale sequence_ranker --data movielens_hstu_ranker --lengths 6,12,25,50,100 --seeds 3
 """
 
 
@@ -113,11 +114,25 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
 
 
+_COMPUTE = "1x..256x"
+
+
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ziggurat scale`."""
-    parser.add_argument("models", help="that say how they grow: wukong, dhen, rankmixer, dcn_v2, dlrm, dnn; by commas")
-    parser.add_argument("--compute", metavar="RANGE", default="1x..256x", help="default: %(default)s")
+    parser.add_argument(
+        "models",
+        help="that say how they grow: wukong, dhen, rankmixer, dcn_v2, dlrm, dnn, sequence_ranker; by commas, the last "
+        "one on event logs",
+    )
+    parser.add_argument("--compute", metavar="RANGE", default="", help=f"default: {_COMPUTE}")
     parser.add_argument("--points", metavar="P", type=int, default=5, help="sizes in that range (default: %(default)s)")
+    parser.add_argument(
+        "--lengths",
+        metavar="L,L,…",
+        default="",
+        help="events of the longest history, of event logs with labels: the same model, told of more, in place of "
+        "--compute",
+    )
     parser.add_argument(
         "--data", metavar="DATA", default="synthetic", help="a built-in set, table or a recipe (default: %(default)s)"
     )
@@ -164,10 +179,18 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
     refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
     if options.tuned:
         read_tuned(options.tuned, own=own).refuse_settings(changes)
+    if options.lengths and options.compute:
+        raise ConfigError(
+            expected="sizes by compute or by the lengths of histories",
+            found=f"--compute {options.compute} and --lengths {options.lengths}",
+            where="command line",
+            ways_out=("leave --compute out", "leave --lengths out"),
+        )
     rates = tuple(float_of(each, flag="--rates") for each in names_in(options.rates))
     config = ScaleConfig(
         models=tuple(dict.fromkeys([*names_in(options.models), *(kind_of(each) for each in own)])),
-        factors=factors_of(options.compute, points=options.points),
+        factors=factors_of(options.compute or _COMPUTE, points=options.points),
+        lengths=tuple(int_of(each, flag="--lengths") for each in names_in(options.lengths)),
         data=data_named(options.data, options.schema, changes, own=own),
         rows=options.rows,
         seeds=options.seeds,
@@ -326,6 +349,23 @@ def float_of(text: str, *, flag: str) -> float:
             found=repr(text),
             where=f"command line, {flag}",
             ways_out=f"{flag} 1e-3,2e-3,4e-3",
+        ) from None
+
+
+def int_of(text: str, *, flag: str) -> int:
+    """Return a whole number of the command line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            expected="whole numbers with commas between them",
+            found=repr(text),
+            where=f"command line, {flag}",
+            ways_out=f"{flag} 6,12,25,50,100",
         ) from None
 
 

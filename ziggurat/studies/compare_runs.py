@@ -32,12 +32,13 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format, replacing
 from ziggurat.files import digest_of as digest_of_data
-from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
+from ziggurat.models import Model, build_model, num_parameters
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.runs.data_record import rows_of_split
 from ziggurat.runs.start import start_at_base_rates
+from ziggurat.studies.counted_flops import CountedSamples
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.hooks.hook import Hook
@@ -62,8 +63,8 @@ class RunCost:
     Args:
         table_parameters: numbers in tables.
         dense_parameters: numbers in the dense network.
-        forward_flops: of one sample.
-        step_flops: of one sample, forward and backward.
+        forward_flops: of a sample; of one with a history, of the mean sample (`counted_flops.py`).
+        step_flops: the same, forward and backward.
     """
 
     table_parameters: int
@@ -72,10 +73,15 @@ class RunCost:
     step_flops: int
 
     @staticmethod
-    def of(model: Model) -> RunCost:
-        """Counted exactly; see `models/costs/model_cost.py`."""
+    def of(model: Model, *, samples: CountedSamples) -> RunCost:
+        """Counted exactly; see `models/costs/model_cost.py`.
+
+        Args:
+            model: on one device.
+            samples: on which FLOPs of histories are counted.
+        """
         parameters = num_parameters(model)
-        flops = flops_per_sample(model)
+        flops = samples.flops(model)
         return RunCost(
             table_parameters=parameters.embedding,
             dense_parameters=parameters.dense,
@@ -306,7 +312,8 @@ def _trainer(
     shares = with_unknown_shares(config.training.unknown_ids, data)
     training = dataclasses.replace(config.training, unknown_ids=shares)
     trainer = Trainer(model, config=training, train=data.train, valid=data.valid, folder=run.path, progress=progress)
-    return trainer, request.cost or RunCost.of(model), starts_at
+    samples = CountedSamples(data.train, loader=config.training.loader)
+    return trainer, request.cost or RunCost.of(model, samples=samples), starts_at
 
 
 def _logged_rate(run: RunFolder) -> float:

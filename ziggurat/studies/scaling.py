@@ -4,7 +4,8 @@
 How a model grows, its config says (`models/contract/growth.py`): first deeper, while that fits; then every width by one
 factor s, found by bisection. Sizes are whole numbers, so the FLOPs met are a few percent off the target, and the report
 shows those that were met. Compute is what `flops_per_sample` counts of a forward pass (a test compares with torch's own
-counter). Parameters of tables do not change.
+counter); of models that read histories it is that of the mean sample (`counted_flops.py`). Parameters of tables do not
+change, but for models whose events are the columns of their tables.
 
 Cost of finding the settings: a few dozen models are built without their tables, milliseconds each.
 """
@@ -35,13 +36,16 @@ def forward_flops(config: BuiltInConfig, inputs: InputSpec) -> int:
     return flops_per_sample(build_model(config, inputs, seed=0, draw_tables=False)).forward
 
 
-def grow(config: BuiltInConfig, inputs: InputSpec, *, factor: float) -> BuiltInConfig:
+def grow(
+    config: BuiltInConfig, inputs: InputSpec, *, factor: float, flops: Callable[[BuiltInConfig], int] | None = None
+) -> BuiltInConfig:
     """Return settings with `factor` times the FLOPs of `config`, as near as whole numbers allow.
 
     Args:
         config: the smallest model; one of your own too, if it says how it grows.
         inputs: what it reads.
         factor: 1 or more.
+        flops: returns those of a sample, forward; None: `forward_flops`, without histories.
 
     Raises:
         ConfigError: the factor is below 1, or the model does not say how it grows.
@@ -63,11 +67,12 @@ def grow(config: BuiltInConfig, inputs: InputSpec, *, factor: float) -> BuiltInC
                 "give the config methods smallest, deeper and wider (ziggurat.models.contract.growth.Grows)",
             ),
         )
-    target = factor * forward_flops(config, inputs)
+    count = flops or functools.partial(forward_flops, inputs=inputs)
+    target = factor * count(config)
     deep: Grows = config
-    while (deeper := deep.deeper()) is not None and forward_flops(_built(deeper), inputs) <= target:
+    while (deeper := deep.deeper()) is not None and count(_built(deeper)) <= target:
         deep = deeper
-    return _widened_to(target, lambda s: _built(deep.wider(s)), inputs=inputs)
+    return _widened_to(target, lambda s: _built(deep.wider(s)), count=count)
 
 
 def _built(config: Grows) -> BuiltInConfig:
@@ -75,20 +80,22 @@ def _built(config: Grows) -> BuiltInConfig:
     return cast(BuiltInConfig, config)
 
 
-def _widened_to(target: float, wider: Callable[[float], BuiltInConfig], *, inputs: InputSpec) -> BuiltInConfig:
+def _widened_to(
+    target: float, wider: Callable[[float], BuiltInConfig], *, count: Callable[[BuiltInConfig], int]
+) -> BuiltInConfig:
     """Bisect the factor of widths between 1 and 4096 until the FLOPs meet a target."""
     low = 1.0
     high = 2.0
-    while high < _MAX_WIDTH and forward_flops(wider(high), inputs) < target:
+    while high < _MAX_WIDTH and count(wider(high)) < target:
         low = high
         high = high * 2.0
-    if forward_flops(wider(low), inputs) >= target:
+    if count(wider(low)) >= target:
         return wider(low)
     # The factors are at most 2 apart, so 12 halvings of their logarithm leave 0.02 %.
     for _ in range(12):
         middle = (low * high) ** 0.5
-        if forward_flops(wider(middle), inputs) < target:
+        if count(wider(middle)) < target:
             low = middle
         else:
             high = middle
-    return min((wider(low), wider(high)), key=lambda each: abs(forward_flops(each, inputs) - target))
+    return min((wider(low), wider(high)), key=lambda each: abs(count(each) - target))

@@ -22,7 +22,6 @@ from pathlib import Path
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import BatchShape
 from ziggurat.models import BuiltInConfig, build_model
-from ziggurat.studies.scaling import forward_flops
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.trainer import Trainer
 
@@ -46,21 +45,32 @@ class StepCost:
         return steps * (self.fixed_s + self.per_flop_s * flops)
 
 
-def measure(
-    smallest: BuiltInConfig, largest: BuiltInConfig, *, data: PreparedData, training: TrainingConfig
-) -> StepCost:
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSize:
+    """A size of a model whose steps are timed.
+
+    Args:
+        model: its settings.
+        data: what it trains on.
+        flops: of a sample, forward.
+    """
+
+    model: BuiltInConfig
+    data: PreparedData
+    flops: int
+
+
+def measure(smallest: MeasuredSize, largest: MeasuredSize, *, training: TrainingConfig) -> StepCost:
     """Time a few steps of two sizes of a model.
 
     Args:
-        smallest: settings of the one.
-        largest: of the other.
-        data: what they train on.
+        smallest: the one.
+        largest: the other.
         training: as runs are trained.
     """
-    low_s, high_s = (_step_s(model, data=data, training=training) for model in (smallest, largest))
-    low, high = (forward_flops(model, data.inputs) for model in (smallest, largest))
-    per_flop_s = max(0.0, high_s - low_s) / max(1, high - low)
-    return StepCost(fixed_s=max(0.0, low_s - per_flop_s * low), per_flop_s=per_flop_s)
+    low_s, high_s = (_step_s(size.model, data=size.data, training=training) for size in (smallest, largest))
+    per_flop_s = max(0.0, high_s - low_s) / max(1, largest.flops - smallest.flops)
+    return StepCost(fixed_s=max(0.0, low_s - per_flop_s * smallest.flops), per_flop_s=per_flop_s)
 
 
 def _step_s(model: BuiltInConfig, *, data: PreparedData, training: TrainingConfig) -> float:

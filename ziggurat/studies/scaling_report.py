@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.studies.compare_report import short
 from ziggurat.studies.scaling_law import Interval, Law
-from ziggurat.studies.scaling_runs import ScaledModel, ScaleStudy
+from ziggurat.studies.scaling_runs import ScaledModel, ScaleStudy, size_label
 from ziggurat.training.metrics.metric import shown_name
 from ziggurat.training.report import page
 
@@ -53,7 +53,7 @@ def point_columns(study: ScaleStudy) -> tuple[str, ...]:
     """Headings of the table of sizes."""
     return (
         "model",
-        "compute",
+        "longest history" if study.config.lengths else "compute",
         "FLOPs a sample",
         "dense parameters",
         "learning rate",
@@ -74,7 +74,7 @@ def point_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
             rows.append(
                 (
                     model.name,
-                    f"{point.factor:.3g}x",
+                    size_label(study.config, point.factor),
                     short(point.flops),
                     short(point.runs[0].record.cost.dense_parameters),
                     f"{point.learning_rate:g}",
@@ -166,12 +166,12 @@ def summary(study: ScaleStudy) -> list[str]:
             f"The best reachable log loss of these test rows is {study.best_log_loss:.5f}: the mean entropy of their "
             "true probabilities. What a model has above it is the mean of KL(p* ‖ p), without the luck of labels."
         )
-    tried = [
-        f"{model.name} at {point.factor:.3g}x {', '.join(f'{each.rate:g}: {each.valid:.5f}' for each in point.tried)}"
-        for model in study.models
-        for point in model.points
-        if point.tried
-    ]
+    tried = []
+    for model in study.models:
+        for point in model.points:
+            if point.tried:
+                losses = ", ".join(f"{each.rate:g}: {each.valid:.5f}" for each in point.tried)
+                tried.append(f"{model.name} at {size_label(config, point.factor)} {losses}")
     if tried:
         lines.append(f"Learning rates tried, with their validation loss: {'; '.join(tried)}.")
     return [*lines, *study.notes]

@@ -13,6 +13,9 @@ with a seed that no run has; the best of them is that of all its sizes. That is 
 if none of them is better the next higher ones, for as long as validation loss falls. Recipes of `ziggurat tune`
 (`tuned`) take their place.
 
+Sizes may be lengths of histories in place of compute (`lengths`): the same model, told of more of what a user did. Each
+length has its own prepared data, with the same test samples, and compute is what the model computes at that length.
+
 Runs of one seed come before those of the next, and all models take turns, so a study that was stopped has complete
 seeds. Runs are kept and taken up as those of a comparison are (`compare_runs.py`); test data is read once a run.
 """
@@ -34,10 +37,11 @@ import numpy as np
 import torch
 
 from ziggurat.config import override
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.files import Format
-from ziggurat.models import BuiltInConfig, ModelConfig
+from ziggurat.models import BuiltInConfig, ModelConfig, build_model
 from ziggurat.models.build import kind_of
 from ziggurat.models.contract.growth import Grows
 from ziggurat.recipes.model_settings import nearest_model
@@ -48,9 +52,10 @@ from ziggurat.studies.compare_data import USUAL_ROWS, ComparedData, check_rows, 
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.compare_runs import test_scores as scores_of_test
-from ziggurat.studies.scaling import forward_flops, grow, growing_models
+from ziggurat.studies.counted_flops import CountedSamples
+from ziggurat.studies.scaling import grow, growing_models
 from ziggurat.studies.scaling_best import BestReachable, best_of_test, row_losses
-from ziggurat.studies.scaling_cost import Remaining, as_time, measure
+from ziggurat.studies.scaling_cost import MeasuredSize, Remaining, as_time, measure
 from ziggurat.studies.scaling_draws import RunLosses, draw_blocks, draw_losses, in_blocks, mean_losses
 from ziggurat.studies.scaling_law import (
     MIN_SIZES,
@@ -90,6 +95,7 @@ class ScaleConfig:
         factors: of compute, each 1 or more, relative to each model's smallest settings.
         data: a built-in data set, or data of one's own.
         rows: of the data set `synthetic`; 0: a million. Other data has its own.
+        lengths: events of the longest history, ascending, in place of `factors`; (): sizes grow by compute.
         seeds: runs of each point.
         own: config classes of your own, whose kinds `models` may name; they say how they grow.
         rates: learning rates that each model tries; (): that of the protocol.
@@ -106,6 +112,7 @@ class ScaleConfig:
     factors: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0, 256.0)
     data: ComparedData | OwnData = ComparedData.SYNTHETIC
     rows: int = 0
+    lengths: tuple[int, ...] = ()
     seeds: int = 1
     own: tuple[type[ModelConfig], ...] = ()
     rates: tuple[float, ...] = ()
@@ -121,6 +128,43 @@ class ScaleConfig:
         """Config classes of the models that say how they grow, built in and of one's own."""
         mine = {kind_of(each): each for each in self.own if issubclass(each, Grows)}
         return {**growing_models(), **mine}
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The lengths or factors of compute, smallest first."""
+        return tuple(map(float, self.lengths)) or self.factors
+
+    def size_text(self, size: float) -> str:
+        """Name a size for people and in folders."""
+        return f"{size:g}-events" if self.lengths else f"{size:g}x"
+
+    def _check_lengths(self) -> None:
+        """Refuse lengths of data that has no histories, and those that are none.
+
+        Raises:
+            ConfigError: says which.
+        """
+        if not self.lengths:
+            return
+        schema = self.data.run.table_schema if isinstance(self.data, OwnData) else None
+        if schema is None or schema.events is None or not schema.labels or self.tuned:
+            raise ConfigError(
+                expected="lengths of the histories of an event log with labels, and no --tuned beside them",
+                found=f"--lengths {','.join(map(str, self.lengths))}, data {self.data_name}"
+                + (f", --tuned {self.tuned}" if self.tuned else ""),
+                where="ziggurat scale, --lengths",
+                ways_out=(
+                    "for example: ziggurat scale sequence_ranker --data movielens_hstu_ranker --lengths 6,12,25,50,100",
+                    "leave --lengths out: sizes then grow by --compute",
+                ),
+            )
+        if min(self.lengths) < 1 or len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
+            raise ConfigError(
+                expected="three lengths or more, ascending, of 1 event or more",
+                found=",".join(map(str, self.lengths)),
+                where="ziggurat scale, --lengths",
+                ways_out="--lengths 6,12,25,50,100",
+            )
 
     def _check_settings(self) -> None:
         """Refuse settings that two flags say, and rates that are none."""
@@ -180,6 +224,7 @@ class ScaleConfig:
                     ),
                 )
         self._check_settings()
+        self._check_lengths()
         if not self.models or len(self.factors) < 3 or min(self.factors) < 1 or self.seeds < 1:
             raise ConfigError(
                 expected="a model; three factors of compute or more, each >= 1; a seed",
@@ -234,7 +279,7 @@ class ScaledPoint:
     """One size of one model.
 
     Args:
-        factor: compute asked for, relative to the smallest.
+        factor: compute asked for, relative to the smallest; where sizes are lengths, events of the longest history.
         model: its settings.
         learning_rate: of all its runs.
         tried: learning rates that it tried; () if it tried none.
@@ -342,6 +387,7 @@ class ScaleStudy:
         counts = self.models[0].points[0].runs[0].losses.counts
         return {
             "data": self.config.data_name,
+            "sizes": "events of the longest history" if self.config.lengths else "compute over the smallest",
             "seeds": self.config.seeds,
             "training_rows": self.num_train,
             "test_rows": self.num_test,
@@ -388,8 +434,8 @@ class _Work:
 
     Args:
         config: of the study.
-        base: the run on its data, without model and training.
-        data: prepared.
+        bases: the run of each size on its data, without model and training.
+        datasets: prepared, of each size.
         folder: of all runs.
         recipes: that were tuned, by model.
         progress: where it is shown.
@@ -398,31 +444,64 @@ class _Work:
     """
 
     config: ScaleConfig
-    base: RunConfig
-    data: PreparedData
+    bases: Mapping[float, RunConfig]
+    datasets: Mapping[float, PreparedData]
     folder: Path
     recipes: Mapping[str, RunConfig]
     progress: Progress
     rates: dict[tuple[str, float], float] = field(default_factory=dict)
     tried: dict[tuple[str, float], tuple[TriedRate, ...]] = field(default_factory=dict)
+    counted: dict[tuple[BuiltInConfig, Path], int] = field(default_factory=dict)
+    samples: dict[Path, CountedSamples] = field(default_factory=dict)
 
     @property
     def judge(self) -> str:
         """The metric that chooses by validation data."""
         return self.config.metrics[-1]
 
-    def model(self, name: str, factor: float) -> BuiltInConfig:
+    @property
+    def base(self) -> RunConfig:
+        """The run of the smallest size; all sizes have its labels."""
+        return self.bases[self.config.sizes[0]]
+
+    @property
+    def data(self) -> PreparedData:
+        """The data of the smallest size; all sizes have its rows."""
+        return self.datasets[self.config.sizes[0]]
+
+    def model(self, name: str, size: float) -> BuiltInConfig:
         """Return the settings of a size."""
         recipe = self.recipes.get(name)
         start = smallest(name, known=self.config.known) if recipe is None else cast(BuiltInConfig, recipe.model)
-        return grow(start, self.data.inputs, factor=factor)
+        if not self.config.lengths:
+            return grow(start, self.data.inputs, factor=size, flops=functools.partial(self.flops, size=size))
+        own = self.config.data.run.model if isinstance(self.config.data, OwnData) else None
+        return scale_model(cast(BuiltInConfig, own)) if own is not None and kind_of(type(own)) == name else start
+
+    def flops(self, model: BuiltInConfig, *, size: float) -> int:
+        """Return the FLOPs of a sample of a size, forward."""
+        data = self.datasets[size]
+        key = (model, data.folder)
+        if key not in self.counted:
+            built = build_model(model, data.inputs, seed=0, draw_tables=False)
+            samples = self.samples.setdefault(data.folder, CountedSamples(data.train, loader=self.loader))
+            self.counted[key] = samples.flops(built, backward=False).forward
+        return self.counted[key]
+
+    @property
+    def loader(self) -> LoaderConfig:
+        """How runs read rows: as the protocol says, in the order that one's own data asks for."""
+        own = self.config.data
+        size = self.config.batch_size or ScaleSettings().batch_size
+        given = own.run.training.loader if isinstance(own, OwnData) else LoaderConfig()
+        return dataclasses.replace(LoaderConfig(), batch_size=size, shuffle=given.shuffle)
 
     def training(self, name: str, factor: float, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
         """Return how a size of a model is trained.
 
         Args:
             name: of the model.
-            factor: of compute; only the learning rate depends on it.
+            factor: of compute, or the length; only the learning rate depends on it.
             rate: another learning rate than its own.
             seed: of weights and order.
         """
@@ -432,22 +511,29 @@ class _Work:
         else:
             own = self.config.data
             usual = ScaleSettings()
-            sizes = dataclasses.replace(usual, batch_size=self.config.batch_size or usual.batch_size)
+            changes = own.training_changes if isinstance(own, OwnData) else {}
+            sizes = dataclasses.replace(usual, batch_size=self.loader.batch_size)
             settings = scale_training(num_rows=self.data.train.num_rows, settings=sizes)
+            # Where a pass is cut short, a tenth of what is left of it warms up.
+            steps = _num_steps(override(settings, changes), num_rows=self.data.train.num_rows)
+            settings = scale_training(num_rows=steps * sizes.batch_size, settings=sizes)
             early_stop = dataclasses.replace(settings.early_stop, metric=self.judge)
-            settings = dataclasses.replace(settings, early_stop=early_stop)
-            settings = override(settings, own.training_changes if isinstance(own, OwnData) else {})
+            settings = dataclasses.replace(settings, early_stop=early_stop, loader=self.loader)
+            settings = override(settings, changes)
         rate = rate or self.rates.get((name, factor))
         if rate:
             settings = dataclasses.replace(settings, learning_rate=rate)
         loader = dataclasses.replace(settings.loader, seed=seed)
         return dataclasses.replace(settings, seed=seed, threads=self.config.threads, loader=loader)
 
-    def request(self, name: str, model: BuiltInConfig, training: TrainingConfig, *, folder: str) -> RunRequest:
+    def request(
+        self, name: str, model: BuiltInConfig, training: TrainingConfig, *, size: float, folder: str
+    ) -> RunRequest:
         """Return a run that is wanted."""
         recipe = self.recipes.get(name)
-        tables = self.base.tables if recipe is None else recipe.tables
-        run = dataclasses.replace(self.base, recipe=f"scale_{name}", model=model, training=training, tables=tables)
+        base = self.bases[size]
+        tables = base.tables if recipe is None else recipe.tables
+        run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=training, tables=tables)
         return RunRequest(
             model=name,
             variant=0,
@@ -457,10 +543,10 @@ class _Work:
             metric=self.judge,
         )
 
-    def finish(self, request: RunRequest, *, read_test: bool) -> tuple[RunRecord, float]:
+    def finish(self, request: RunRequest, *, size: float, read_test: bool) -> tuple[RunRecord, float]:
         """Train a run, or take it up; return its record and its processor seconds."""
         begin = time.process_time()
-        record = finish_run(request, data=self.data, read_test=read_test, progress=self.progress)
+        record = finish_run(request, data=self.datasets[size], read_test=read_test, progress=self.progress)
         path = request.folder / _CPU
         if not path.exists():
             _COST.write(path, {"cpu_s": time.process_time() - begin})
@@ -471,12 +557,12 @@ class _Work:
         return not (self.folder / name / folder / _CPU).exists()
 
 
-def _run_folder(factor: float, seed: int) -> str:
-    return f"{factor:g}x_seed{seed}"
+def _run_folder(config: ScaleConfig, size: float, seed: int) -> str:
+    return f"{config.size_text(size)}_seed{seed}"
 
 
-def _rate_folder(factor: float, rate: float) -> str:
-    return f"{factor:g}x_rate{rate:g}_seed{SEARCH_SEED}"
+def _rate_folder(config: ScaleConfig, size: float, rate: float) -> str:
+    return f"{config.size_text(size)}_rate{rate:g}_seed{SEARCH_SEED}"
 
 
 def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = None) -> ScaleStudy:
@@ -492,65 +578,116 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
         base = config.data.run
     else:
         base = data_run(config.data, source=config.source, rows=config.rows or USUAL_ROWS)
-    data = prepare_run(base, progress=progress)
+    bases = {size: _base_of(base, config=config, size=size) for size in config.sizes}
+    if config.lengths:
+        datasets = {size: prepare_run(each, progress=progress) for size, each in bases.items()}
+        refuse_other_samples(datasets)
+    else:
+        datasets = dict.fromkeys(config.sizes, prepare_run(base, progress=progress))
+    data = datasets[config.sizes[0]]
     torch.set_num_threads(config.threads)
     folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}{'-tuned' if config.tuned else ''}"
     recipes = _recipes(config, data=data, folder=folder, progress=progress)
-    work = _Work(config=config, base=base, data=data, folder=folder, recipes=recipes, progress=progress)
-    models = {(name, factor): work.model(name, factor) for name in config.models for factor in config.factors}
+    work = _Work(config=config, bases=bases, datasets=datasets, folder=folder, recipes=recipes, progress=progress)
+    models = {(name, size): work.model(name, size) for name in config.models for size in config.sizes}
     remaining = _say_cost(work, models)
     for name in config.models:
         _choose_rates(work, models, name=name, remaining=remaining)
     runs: dict[tuple[str, float, int], tuple[RunRecord, float]] = {}
     total = len(models) * config.seeds
-    for seed, factor, name in itertools.product(range(config.seeds), config.factors, config.models):
-        folder_name = _run_folder(factor, seed)
+    for seed, size, name in itertools.product(range(config.seeds), config.sizes, config.models):
+        folder_name = _run_folder(config, size, seed)
         is_missing = work.is_missing(name, folder_name)
-        progress.say(f"{name}, {factor:g}x, seed {seed}")
-        training = work.training(name, factor, seed=seed)
-        request = work.request(name, models[name, factor], training, folder=folder_name)
-        record, cpu_s = work.finish(request, read_test=True)
-        runs[name, factor, seed] = record, cpu_s
+        progress.say(f"{name}, {config.size_text(size)}, seed {seed}")
+        training = work.training(name, size, seed=seed)
+        request = work.request(name, models[name, size], training, size=size, folder=folder_name)
+        record, cpu_s = work.finish(request, size=size, read_test=True)
+        runs[name, size, seed] = record, cpu_s
         if is_missing:
             remaining.ended(f"{name}/{folder_name}", cpu_s)
             shown = ", ".join(f"{metric} {record.test[metric]:.5f}" for metric in config.metrics)
             progress.say(
-                f"{name}, {factor:g}x, seed {seed}: {shown}; {cpu_s:.0f} CPU seconds; {len(runs)} of {total} runs, "
-                f"about {as_time(remaining.seconds)} left"
+                f"{name}, {config.size_text(size)}, seed {seed}: {shown}; {cpu_s:.0f} CPU seconds; "
+                f"{len(runs)} of {total} runs, about {as_time(remaining.seconds)} left"
             )
     return _study(work, models, runs)
+
+
+def _base_of(base: RunConfig, *, config: ScaleConfig, size: float) -> RunConfig:
+    """Return the run of a size on its data: with histories of that length, where sizes are lengths."""
+    schema = base.table_schema
+    if not config.lengths or schema.events is None:
+        return base
+    events = dataclasses.replace(schema.events, max_length=int(size))
+    return dataclasses.replace(base, table_schema=dataclasses.replace(schema, events=events))
+
+
+def refuse_other_samples(datasets: Mapping[float, PreparedData]) -> None:
+    """Refuse data of several lengths whose samples are not the same: their losses could not be compared.
+
+    Args:
+        datasets: prepared, by length.
+
+    Raises:
+        DataError: a length that has other samples.
+    """
+    parts = {
+        size: tuple((each.num_rows, each.row_sum) for each in (data.train, data.valid, data.test) if each is not None)
+        for size, data in datasets.items()
+    }
+    first = min(parts)
+    for size, found in parts.items():
+        if found != parts[first]:
+            raise DataError(
+                expected=f"the same samples at every length: {_counts(parts[first])} at {first:g}",
+                found=f"{_counts(found)} at {size:g}",
+                where="ziggurat scale, --lengths",
+                ways_out=(
+                    "[events] without min_history and reach, which choose samples by their histories",
+                    "lengths that are closer together",
+                ),
+            )
+
+
+def _counts(parts: tuple[tuple[int, int], ...]) -> str:
+    return " / ".join(f"{rows:,}" for rows, _ in parts) + " samples"
 
 
 def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) -> Remaining:
     """Estimate and say what the missing runs will take."""
     config = work.config
-    factors = config.factors
-    rate_factors = factors if config.rates_for is RatesFor.EVERY_SIZE else factors[:1]
+    sizes = config.sizes
+    rate_sizes = sizes if config.rates_for is RatesFor.EVERY_SIZE else sizes[:1]
     rates = {
-        f"{name}/{_rate_folder(factor, rate)}": (name, factor)
+        f"{name}/{_rate_folder(config, size, rate)}": (name, size)
         for name in config.models
-        for factor in rate_factors
+        for size in rate_sizes
         for rate in config.rates
-        if work.is_missing(name, _rate_folder(factor, rate))
+        if work.is_missing(name, _rate_folder(config, size, rate))
     }
     runs = {
-        f"{name}/{_run_folder(factor, seed)}": (name, factor)
-        for seed, factor, name in itertools.product(range(config.seeds), factors, config.models)
-        if work.is_missing(name, _run_folder(factor, seed))
+        f"{name}/{_run_folder(config, size, seed)}": (name, size)
+        for seed, size, name in itertools.product(range(config.seeds), sizes, config.models)
+        if work.is_missing(name, _run_folder(config, size, seed))
     }
     missing = rates | runs
     if not missing:
         return Remaining(estimates={})
     # Before rates are chosen all sizes of a model are trained alike.
-    training = {name: work.training(name, factors[0]) for name in dict.fromkeys(name for name, _ in missing.values())}
+    training = {name: work.training(name, sizes[0]) for name in dict.fromkeys(name for name, _ in missing.values())}
+
+    def measured(name: str, size: float) -> MeasuredSize:
+        model = models[name, size]
+        return MeasuredSize(model=model, data=work.datasets[size], flops=work.flops(model, size=size))
+
     costs = {
-        name: measure(models[name, factors[0]], models[name, factors[-1]], data=work.data, training=settings)
+        name: measure(measured(name, sizes[0]), measured(name, sizes[-1]), training=settings)
         for name, settings in training.items()
     }
-    steps = {name: -(-work.data.train.num_rows // settings.loader.batch_size) for name, settings in training.items()}
+    steps = {name: _num_steps(settings, num_rows=work.data.train.num_rows) for name, settings in training.items()}
     estimates = {
-        run: costs[name].seconds(forward_flops(models[name, factor], work.data.inputs), steps=steps[name])
-        for run, (name, factor) in missing.items()
+        run: costs[name].seconds(work.flops(models[name, size], size=size), steps=steps[name])
+        for run, (name, size) in missing.items()
     }
     remaining = Remaining(estimates=estimates)
     at_most = "at most " if config.rates_for is RatesFor.EVERY_SIZE else ""
@@ -571,31 +708,32 @@ def _choose_rates(
     if not rates:
         return
 
-    def try_rate(factor: float, rate: float) -> TriedRate:
-        folder = _rate_folder(factor, rate)
+    def try_rate(size: float, rate: float) -> TriedRate:
+        folder = _rate_folder(config, size, rate)
         is_missing = work.is_missing(name, folder)
-        training = work.training(name, factor, rate=rate, seed=SEARCH_SEED)
-        request = work.request(name, models[name, factor], training, folder=folder)
-        record, cpu_s = work.finish(request, read_test=False)
+        training = work.training(name, size, rate=rate, seed=SEARCH_SEED)
+        request = work.request(name, models[name, size], training, size=size, folder=folder)
+        record, cpu_s = work.finish(request, size=size, read_test=False)
         tried = TriedRate(rate=rate, valid=record.valid[config.metrics[0]], cpu_s=cpu_s)
         if is_missing:
             remaining.ended(f"{name}/{folder}", cpu_s)
-            work.progress.say(f"{name}, {factor:g}x, learning rate {rate:g}: validation loss {tried.valid:.5f}")
+            text = config.size_text(size)
+            work.progress.say(f"{name}, {text}, learning rate {rate:g}: validation loss {tried.valid:.5f}")
         return tried
 
-    smallest_factor, *larger = config.factors
-    tried = tuple(try_rate(smallest_factor, rate) for rate in rates)
+    first, *larger = config.sizes
+    tried = tuple(try_rate(first, rate) for rate in rates)
     best = best_rate(tried)
-    work.tried[name, smallest_factor] = tried
-    work.rates[name, smallest_factor] = best
-    for factor in larger:
+    work.tried[name, first] = tried
+    work.rates[name, first] = best
+    for size in larger:
         if config.rates_for is RatesFor.EVERY_SIZE:
-            tried = descend(rates, start=best, try_rate=functools.partial(try_rate, factor))
+            tried = descend(rates, start=best, try_rate=functools.partial(try_rate, size))
             best = best_rate(tried)
-            work.tried[name, factor] = tried
+            work.tried[name, size] = tried
             for rate in set(rates) - {each.rate for each in tried}:
-                remaining.skipped(f"{name}/{_rate_folder(factor, rate)}")
-        work.rates[name, factor] = best
+                remaining.skipped(f"{name}/{_rate_folder(config, size, rate)}")
+        work.rates[name, size] = best
 
 
 def best_rate(tried: Sequence[TriedRate]) -> float:
@@ -655,7 +793,7 @@ def _study(
                     for seed in seeds
                 ),
             )
-            for factor in config.factors
+            for factor in config.sizes
         )
         sizes = [[run.losses for run in point.runs] for point in points]
         # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
@@ -687,6 +825,17 @@ def _study(
     )
 
 
+def size_label(config: ScaleConfig, size: float) -> str:
+    """Name a size shortly, for tables."""
+    return f"{size:g} events" if config.lengths else f"{size:.3g}x"
+
+
+def _num_steps(training: TrainingConfig, *, num_rows: int) -> int:
+    """Return the steps of one pass, or those after which it ends."""
+    steps = -(-num_rows // training.loader.batch_size)
+    return min(steps, training.max_steps) if training.max_steps else steps
+
+
 def _rates_at_an_end(work: _Work) -> list[str]:
     """Say which sizes have the smallest or the largest of the rates that their model tried: others may be better."""
     rates = sorted(set(work.config.rates))
@@ -694,7 +843,7 @@ def _rates_at_an_end(work: _Work) -> list[str]:
     for name, factor in work.tried:
         rate = work.rates[name, factor]
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
-            at.setdefault((name, rate), []).append(f"{factor:.3g}x")
+            at.setdefault((name, rate), []).append(size_label(work.config, factor))
     return [
         f"the learning rate of {name} at {', '.join(factors)}, {rate:g}, is at an end of those tried: "
         "a better one may lie beyond"
@@ -709,7 +858,7 @@ def _losses_of_rows(
 
     Where a loss is not the plain mean over rows (a number to predict, weights, several labels), each run is one block.
     """
-    folders = {key: work.folder / key[0] / _run_folder(key[1], key[2]) for key in runs}
+    folders = {key: work.folder / key[0] / _run_folder(work.config, key[1], key[2]) for key in runs}
     _, labels = scores_of_test(next(iter(folders.values())))
     best = best_of_test(work.base, labels)
     metric = work.config.metrics[0]

@@ -59,6 +59,7 @@ from ziggurat.studies.compare_runs import (
     require_splits,
 )
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
+from ziggurat.studies.counted_flops import CountedSamples
 from ziggurat.studies.tune_limit import MOST_DRAWS, Limit, SizeLimits
 from ziggurat.studies.tune_space import TuningSpace, for_model, refuse_unknown, tuning_space
 from ziggurat.studies.tune_study import ASKING, Ended, Pruner, Sampler, Spent, Tries, Try, Work, asking, optuna
@@ -304,10 +305,12 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     given = _given(config)
     refuse_what_does_not_fit(given, schema=base.table_schema, data=data)
     spaces = spaces_of(config, num_rows=data.train.num_rows)
+    samples = CountedSamples(data.train, loader=base.training.loader)
     limits = {
         name: SizeLimits(
             space,
             inputs=data.inputs,
+            count_flops=lambda model: samples.flops(model, backward=False).forward,
             flops=config.limits.get("max_flops_per_sample"),
             parameters=config.limits.get("max_parameters"),
         )
@@ -318,7 +321,7 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
         # Of a search whose parameters are limited, the largest model that is tried is a smaller one.
         largest = limits[name].shrunk(space.largest()) if config.max_parameters else None
         _refuse_what_has_no_room(name, space, largest=largest or space.largest(), base=base, data=data)
-        _refuse_what_never_ends(name, space, config=config, data=data)
+        _refuse_what_never_ends(name, space, config=config, data=data, samples=samples)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_what_is_no_study(folder)
@@ -348,6 +351,7 @@ class _Study:
         self.data = data
         self.spaces = spaces
         self.limits = limits
+        self.samples = CountedSamples(data.train, loader=base.training.loader)
         self.progress = progress
         self.higher = higher_is_better(config.decides)
         self.inside_s = 0.0
@@ -421,7 +425,7 @@ class _Study:
         begun = _now()  # counting FLOPs is a part of what the try costs
         try:
             model, _ = self.spaces[name].apply(work.values)
-            cost = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
+            cost = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False), samples=self.samples)
         except (ConfigError, SchemaError) as error:
             work.fail(f"{error.found}; expected {error.expected}")
             return f"cannot be: {error.found}"
@@ -553,7 +557,8 @@ class _Study:
         key = (name, best.number)
         if key not in self.costs:
             model, _ = self.spaces[name].apply(best.values)
-            self.costs[key] = RunCost.of(build_model(model, self.data.inputs, seed=0, draw_tables=False))
+            built = build_model(model, self.data.inputs, seed=0, draw_tables=False)
+            self.costs[key] = RunCost.of(built, samples=self.samples)
         return self.costs[key]
 
     def _write(self, *, is_last: bool) -> Tuning:
@@ -941,7 +946,9 @@ def _no_room(
     return None
 
 
-def _refuse_what_never_ends(name: str, space: TuningSpace, *, config: TuneConfig, data: PreparedData) -> None:
+def _refuse_what_never_ends(
+    name: str, space: TuningSpace, *, config: TuneConfig, data: PreparedData, samples: CountedSamples
+) -> None:
     """Refuse a budget of FLOPs alone for a model whose work is lookups and sums, which count none.
 
     Raises:
@@ -951,7 +958,7 @@ def _refuse_what_never_ends(name: str, space: TuningSpace, *, config: TuneConfig
         return
     try:
         model, _ = space.apply(space.start())
-        cost = RunCost.of(build_model(model, data.inputs, seed=0, draw_tables=False))
+        cost = RunCost.of(build_model(model, data.inputs, seed=0, draw_tables=False), samples=samples)
     except (ConfigError, SchemaError):  # a try that has them says so
         return
     if not cost.step_flops:

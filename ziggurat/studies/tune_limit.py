@@ -6,8 +6,8 @@
 
 Spaces reach models several times as large as the settings as given, and a try costs what its model costs. Settings that
 lie beyond a limit are no tries: they are drawn again, before anything is trained or counted as a try. FLOPs are those
-of a forward pass, as in the report's column "FLOPs a sample"; only shapes are needed to count them, neither rows nor
-tables.
+of a forward pass, as in the report's column "FLOPs a sample"; only shapes are needed to count them, neither tables nor,
+but for the lengths of histories, rows.
 
 Optuna's constraints are no help here: they tell TPE which tries broke a constraint, and so need tries that did.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
+from ziggurat.models import Model, build_model, num_parameters
 from ziggurat.models.contract.search_space import Choices, Value
 from ziggurat.studies.tune_space import TuningSpace, nearest
 
@@ -82,16 +82,13 @@ class _Bound:
     count: Callable[[Model], float]
 
 
-def _forward_flops(model: Model) -> float:
-    return flops_per_sample(model, backward=False).forward
-
-
 class SizeLimits:
     """The limits of one model's search.
 
     Args:
         space: of the model.
         inputs: what the model reads.
+        count_flops: returns those of a sample, forward.
         flops: of a sample, forward; None: no limit.
         parameters: of tables and dense network; None: no limit.
 
@@ -99,12 +96,20 @@ class SizeLimits:
         ConfigError: no settings of the space are within them.
     """
 
-    def __init__(self, space: TuningSpace, *, inputs: InputSpec, flops: Limit | None, parameters: Limit | None) -> None:
+    def __init__(
+        self,
+        space: TuningSpace,
+        *,
+        inputs: InputSpec,
+        count_flops: Callable[[Model], float],
+        flops: Limit | None,
+        parameters: Limit | None,
+    ) -> None:
         self.space = space
         self._inputs = inputs
         self._known: dict[tuple[tuple[str, Value], ...], bool] = {}
         kinds: list[tuple[str, str, Limit | None, Callable[[Model], float]]] = [
-            ("FLOPs a sample", "--max-flops-per-sample", flops, _forward_flops),
+            ("FLOPs a sample", "--max-flops-per-sample", flops, count_flops),
             ("parameters", "--max-parameters", parameters, lambda model: num_parameters(model).total),
         ]
         self._bounds = [

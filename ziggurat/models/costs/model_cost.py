@@ -10,7 +10,8 @@ pairwise dot product of `ops/interactions/dot.py`, which uses the symmetry of X 
 What runs once a batch and not once a sample (a gate of FinalMLP that reads nothing of the sample) drops out of the
 difference. Columns of zeros that only align memory (`mlp.py`) are no work asked for, and are left out on the meta
 device. Lookups, pooling, activations and norms are bound by memory and do not count. A list has one row, unless
-`lengths` says otherwise.
+`lengths` says otherwise, and each sample has a history of its own. What a model costs on real histories, which
+neighbours in a batch may share, `flops_of_batch` counts on real samples.
 
 A model with an `embed` of its own looks three rows up, and one whose shapes depend on its data computes on its own
 device.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
@@ -30,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup, zero_vectors
 from ziggurat.features.jagged import moments_group
+from ziggurat.features.tables import NUM_RESERVED_ROWS
 from ziggurat.models.contract.model import Embedded, Model, Unpooled
 from ziggurat.models.contract.wrapped import WrappedModel
 
@@ -96,6 +99,31 @@ def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None, 
     dense = dense_run(model, lengths=lengths)
     towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim, backward=backward)
     return towers + count_flops(model, dense, backward=backward)
+
+
+def flops_of_batch(model: Model, batch: Batch, *, backward: bool = True) -> Flops:
+    """FLOPs of the matrix products of the towers and of `model.forward_dense` for the mean sample of a batch.
+
+    Lists have the lengths that they have there, and a history that samples share counts once.
+
+    Args:
+        model: on one device, or what `parallelize` made of it.
+        batch: of samples in host memory; of so many that their lists are like those of all.
+        backward: whether it is counted; 0 otherwise.
+    """
+    batch = batch.expanded()
+    network = model.forward_dense  # itself, not what ranks have put in its slot
+    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim, backward=backward)
+
+    def dense(size: int, device: torch.device) -> Tensor:
+        del size  # that of the batch
+        return network(_embedded_batch(model, batch, device)).logits
+
+    def count(device: torch.device) -> tuple[int, int]:
+        return _count(model, dense, batch.batch_size, device, counts_backward=backward)
+
+    forward, back = on_shapes(model, count)
+    return towers + Flops(forward=round(forward / batch.batch_size), backward=round(back / batch.batch_size))
 
 
 def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
@@ -224,16 +252,49 @@ def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[st
     return WrappedModel.batched(embedded, batch=_row_zero(model, size, lengths).to(device))
 
 
+def _embedded_batch(model: Model, batch: Batch, device: torch.device) -> Embedded:
+    """Make what the dense network reads of a batch, with zeros for what would be looked up; it requires a gradient."""
+    if isinstance(model, WrappedModel) or type(model).embed is not Model.embed:
+        if device == _META:
+            raise NotImplementedError("the model has an `embed` of its own, which reads rows")
+        with torch.no_grad():
+            embedded = model.embed(batch.to(device))
+        wanting = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
+        return replace(wanting, dense=embedded.dense, vectors=embedded.vectors)
+    inputs = model.inputs
+    places = model.embeddings.tables.places
+    size = batch.batch_size
+    sequences = {}
+    for spec in inputs.sequences:
+        offsets = batch.lists(inputs.list_position(spec.name))[0].offsets
+        values = _leaf(int(offsets[-1]), places[spec.table].dim, device)
+        sequences[spec.name] = Unpooled(values=values, offsets=offsets.to(device))
+    embedded = Embedded(
+        dense=torch.zeros(size, len(inputs.dense), device=device),
+        fields=_leaf(size, sum(model.field_dims), device),
+        sequences=sequences,
+        vectors=zero_vectors(inputs, size, device=device),
+    )
+    if type(model).further is Model.further:
+        return embedded
+    with torch.no_grad():
+        named = model.further(batch)
+    return replace(embedded, named={name: value.to(device) for name, value in named.items()})
+
+
 def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
-    """Samples of padding rows, a row in each list that `lengths` does not name; times for the longest list."""
+    """Samples of reserved rows, a row in each list that `lengths` does not name; times for the longest list.
+
+    Neighbours differ in every row, so that no model takes their histories for one.
+    """
     inputs = model.inputs
     rows = torch.tensor([lengths.get(spec.name, 1) for spec in inputs.jagged], dtype=torch.int64)
     offsets = torch.cat([rows.new_zeros(1), rows.repeat_interleave(size).cumsum(0)])
     longest = max(lengths.values(), default=1)
     return Batch(
         dense=torch.zeros(size, len(inputs.dense)),
-        single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
-        jagged=JaggedRows(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets),
+        single=(torch.arange(size) % NUM_RESERVED_ROWS).expand(len(inputs.single), size).contiguous(),
+        jagged=JaggedRows(_sample_of_row(rows, size) % NUM_RESERVED_ROWS, offsets),
         vectors=zero_vectors(inputs, size),
         sequences={
             spec.name: _moments(size, min(spec.max_length, lengths.get(spec.name, longest))) for spec in inputs.moments
@@ -241,6 +302,12 @@ def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
         labels=torch.zeros(size, len(inputs.labels)),
         row_ids=torch.arange(size),
     )
+
+
+def _sample_of_row(rows: Int64[Tensor, "F"], size: int) -> Int64[Tensor, "N"]:
+    """Return the sample of each row of lists, feature after feature, of so many rows in each sample."""
+    samples = torch.arange(size).repeat(len(rows))
+    return samples.repeat_interleave(rows.repeat_interleave(size))
 
 
 def _moments(size: int, length: int) -> SequenceGroup:

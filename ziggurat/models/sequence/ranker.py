@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float, Int64
@@ -43,6 +43,7 @@ from ziggurat.features.events import HISTORY, HISTORY_LENGTHS, HISTORY_TIMES, PI
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import offsets_of
+from ziggurat.models.contract.growth import times
 from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.contract.reads import Reads
@@ -84,6 +85,7 @@ from ziggurat.ops.to_device import to_device
 from ziggurat.precision.products import Linear
 from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, PositiveFloat, Range, checked
 
+MAX_LAYERS = 4  # of a model that grows; more makes it wider
 _FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
 _CLOCK_DIM = 4  # cosine and sine of the hour, and of the day
 _LONGEST = "longest"  # (longest sequence, 0) of a batch on a GPU: its shape is what the host knows
@@ -167,6 +169,27 @@ class SequenceRankerConfig(StacksLayers):
 
     def __post_init__(self) -> None:
         self.layer_settings(where=self.kind)
+
+    @classmethod
+    def smallest(cls) -> Self:
+        """See `Grows`."""
+        return cls(
+            embedding_dim=16,
+            layers=LayerPreset.HSTU,
+            num_layers=1,
+            num_heads=1,
+            positions=Positions.FROM_START,
+            time_buckets=0,
+        )
+
+    def deeper(self) -> Self | None:
+        """Add a layer, up to 4."""
+        return replace(self, num_layers=self.num_layers + 1) if self.num_layers < MAX_LAYERS else None
+
+    def wider(self, factor: float) -> Self:
+        """Widen events, in steps of as many numbers as there are heads, and so their tables: both have D columns."""
+        head_dim = times(self.embedding_dim // self.num_heads, factor)
+        return replace(self, embedding_dim=self.num_heads * head_dim)
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """D columns for every table, `action_dim` for those of mapped actions.
