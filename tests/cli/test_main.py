@@ -158,7 +158,7 @@ FROZEN = {
         *(f"--{name}" for name in SHORT_NAMES if name not in ("seed", "threads")),
     },
     "scale": {
-        *("--schema", "--tuned", "--read-test-again", "--model", "--rates", "--rates-for", "--batch-size"),
+        *("--schema", "--tuned", "--read-test-again", "--model", "--rates", "--rates-for", "--batch-size", "--lengths"),
         *("--compute", "--points", "--data", "--rows", "--seeds", "--source", "--threads", "--out", "--json"),
     },
     "plan": {

@@ -33,6 +33,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format, replacing
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import Model, build_model, num_parameters
+from ziggurat.models.converted import take_precision
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
@@ -42,6 +43,7 @@ from ziggurat.studies.counted_flops import CountedSamples
 from ziggurat.training import metrics
 from ziggurat.training.evaluation.evaluate import Evaluation, ordered_batches, scores_of
 from ziggurat.training.hooks.hook import Hook
+from ziggurat.training.label_weights import LabelWeights, weigh_labels
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
@@ -167,15 +169,17 @@ def digest_of(config: RunConfig) -> str:
     tables = dataclasses.replace(config.model.embedding, kernel=KernelChoice.AUTO)
     model = dataclasses.replace(config.model, embedding=tables)
     data = [*to_json([config.dataset.name, config.dataset.rows, config.data.split]), config.table_schema.to_state()]
-    return digest_of_data([*data, *to_json([config.teacher, model, config.training]), *formats_of(config)])[:16]
+    return digest_of_data([*data, *to_json([config.teacher, model, config.training]), *unusual_of(config)])[:16]
 
 
-def formats_of(config: RunConfig) -> list[object]:
-    """Return the settings of what rows of tables are kept as, for digests.
+def unusual_of(config: RunConfig) -> list[object]:
+    """Return what rows of tables are kept as, and what labels count, for digests.
 
-    [] where they are the usual ones: digests that were written before formats were a part of them stay what they are.
+    [] where they are the usual ones: digests that were written before these were a part of them stay what they are.
     """
-    return [] if config.tables == TablesConfig() else [to_json(config.tables)]
+    formats = [] if config.tables == TablesConfig() else [to_json(config.tables)]
+    weights = [] if config.label_weights is LabelWeights.GIVEN else [to_json(config.label_weights)]
+    return [*formats, *weights]
 
 
 def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:
@@ -311,9 +315,20 @@ def _trainer(
     model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
     shares = with_unknown_shares(config.training.unknown_ids, data)
     training = dataclasses.replace(config.training, unknown_ids=shares)
-    trainer = Trainer(model, config=training, train=data.train, valid=data.valid, folder=run.path, progress=progress)
-    samples = CountedSamples(data.train, loader=config.training.loader)
-    return trainer, request.cost or RunCost.of(model, samples=samples), starts_at
+    cost = request.cost or RunCost.of(model, samples=CountedSamples(data.train, loader=config.training.loader))
+    # Learned weights of labels are no part of the network that is converted, counted and scored.
+    take_precision(model, config.training.precision, dispatch=config.training.dispatch)
+    weights = weigh_labels(model, config.label_weights)
+    trainer = Trainer(
+        model,
+        config=training,
+        train=data.train,
+        valid=data.valid,
+        folder=run.path,
+        progress=progress,
+        loss=None if weights is None else weights.loss,
+    )
+    return trainer, cost, starts_at
 
 
 def _logged_rate(run: RunFolder) -> float:

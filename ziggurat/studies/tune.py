@@ -55,8 +55,8 @@ from ziggurat.studies.compare_runs import (
     content_of,
     digest_of,
     finish_run,
-    formats_of,
     require_splits,
+    unusual_of,
 )
 from ziggurat.studies.compare_settings import ModelSettings, settings_of_all
 from ziggurat.studies.counted_flops import CountedSamples
@@ -499,7 +499,7 @@ class _Study:
         models = {
             name: {
                 "space": space.to_json(),
-                "given": digest_of_data([*to_json([space.model, space.training]), *formats_of(self.base)]),
+                "given": digest_of_data([*to_json([space.model, space.training]), *unusual_of(self.base)]),
             }
             for name, space in self.spaces.items()
         }
