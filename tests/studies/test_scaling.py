@@ -7,14 +7,18 @@ import json
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import ziggurat as zg
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.features.tasks import Task
 from ziggurat.models import (
     BuiltInConfig,
     DCNv2Config,
@@ -31,6 +35,7 @@ from ziggurat.models.dcn_v2 import MAX_CROSS_LAYERS
 from ziggurat.models.wukong import MAX_LAYERS
 from ziggurat.recipes.run_config import load_config
 from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_own import own_data
 from ziggurat.studies.scaling import forward_flops, grow, growing_models
 from ziggurat.studies.scaling_report import write_scaling
 from ziggurat.studies.scaling_runs import (
@@ -200,6 +205,15 @@ def test_rates_are_tried_from_one_for_as_long_as_the_loss_falls(start: float, be
     assert len(found) <= len(needed) + 2
 
 
+def test_a_rate_that_diverges_is_left_for_those_that_do_not() -> None:
+    losses = {1.0: 0.5, 2.0: 0.4, 4.0: float("nan"), 8.0: float("nan")}
+    tried = descend(tuple(losses), start=8.0, try_rate=lambda rate: TriedRate(rate=rate, valid=losses[rate], cpu_s=0.0))
+    assert best_rate(tried) == 2.0
+    assert tried[-1].to_json()["valid"] is None
+    with pytest.raises(ConfigError, match="each of 4, 8 diverged"):
+        best_rate([each for each in tried if each.rate > 2.0])
+
+
 def test_a_loss_that_is_no_number_is_never_the_better_one() -> None:
     losses = {1.0: float("nan"), 2.0: 0.5, 4.0: 0.4, 8.0: float("nan")}
     tried = descend(tuple(losses), start=2.0, try_rate=lambda rate: TriedRate(rate=rate, valid=losses[rate], cpu_s=0.0))
@@ -271,6 +285,48 @@ def test_every_size_takes_the_better_of_the_rates_that_it_tried(
         point.runs[0].record for point in study.models[0].points
     ]
     assert not any("validation loss" in line for line in said)
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_past_a_rate_that_diverges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    said: list[str] = []
+    given = {"factors": (1.0, 2.0, 4.0), "rates": (4e-3, 1e10), "models": ("dcn_v2",)}
+    study = _study(tmp_path, said, **given)
+    assert any("learning rate 1e+10: diverged" in line for line in said)
+    assert {point.learning_rate for point in study.models[0].points} == {4e-3}
+    write_scaling(study, tmp_path / "report")
+    assert "1e+10: diverged" in (tmp_path / "report.md").read_text()
+    said.clear()
+    again = _study(tmp_path, said, **given)
+    assert not any("diverged" in line for line in said), "it is not trained again"
+    assert again.models[0].points[0].runs[0].record == study.models[0].points[0].runs[0].record
+    with pytest.raises(ConfigError, match="diverged") as error:
+        _study(tmp_path / "all", said, **(given | {"rates": (1e9, 1e10)}))
+    assert "--rates 1e+07,1e+08" in str(error.value)
+
+
+@pytest.mark.slow
+def test_single_runs_without_losses_of_rows_have_no_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bands were ± 0 %, and the exponents of two models differed with p = 0.002."""
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 30, 2000)
+    paid = rng.normal(size=30)[user] + rng.normal(size=2000)
+    pl.DataFrame({"user": user, "paid": paid}).write_parquet(tmp_path / "shop.parquet")
+    schema = zg.Schema(features=(zg.Categorical(name="user"),), labels=(zg.Label(name="paid", task=Task.REGRESSION),))
+    run = zg.table_run(zg.DNNConfig(), schema)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, train=(str(tmp_path / "shop.parquet"),)))
+    factors = (1.0, 1.5, 2.0, 3.0, 4.0)
+    config = ScaleConfig(models=("dnn", "dcn_v2"), data=own_data(run, {}, name="shop"), factors=factors)
+    study = scale(config, out=tmp_path)
+    assert [model.laws for model in study.models] == [None, None]
+    assert "give --seeds 3" in study.models[0].says
+    assert study.differences == study.ratios == ()
+    assert any("one seed of each size" in note for note in study.notes)
+    several = scale(dataclasses.replace(config, seeds=2), out=tmp_path)
+    assert all(model.laws is not None for model in several.models)
+    assert not any("one seed of each size" in note for note in several.notes)
 
 
 @pytest.mark.slow

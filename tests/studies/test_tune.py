@@ -41,7 +41,7 @@ from ziggurat.studies.tune_report import best_so_far
 from ziggurat.studies.tune_study import Ended, Pruner, Sampler, Spent, Try
 from ziggurat.studies.tuned import TEST_READ, TUNED, read_tuned
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 
 ROWS = 3000
 TRAINED = 2 * 2526  # two epochs of the training part
@@ -231,9 +231,7 @@ def test_flops_end_a_study(tmp_path: Path) -> None:
 
 def test_several_seeds_of_a_try_are_averaged(tmp_path: Path) -> None:
     (found,) = tune(
-        config(
-            budget=1, try_seeds=2, pruner=Pruner.WILCOXON, max_epochs=1, models=("logistic_regression",), narrowed=()
-        ),
+        config(budget=1, try_seeds=2, pruner=Pruner.NONE, max_epochs=1, models=("logistic_regression",), narrowed=()),
         out=tmp_path,
     ).models
     values = [
@@ -421,9 +419,24 @@ def test_a_budget_of_flops_alone_is_refused_where_a_model_has_none(tmp_path: Pat
     assert len(found.tries) == 1
 
 
-def test_wilcoxon_wants_several_seeds() -> None:
-    with pytest.raises(ConfigError, match="several seeds"):
-        config(pruner=Pruner.WILCOXON)
+@pytest.mark.parametrize("seeds", range(2, 8))
+def test_wilcoxon_wants_as_many_seeds_as_can_end_a_try(seeds: int) -> None:
+    pruner = optuna.pruners.WilcoxonPruner()
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    good = study.ask()
+    for seed in range(seeds):
+        good.report(0.9 + 0.001 * seed, 1000 + seed)
+    study.tell(good, 0.9)
+    bad = study.ask()
+    ends_early = False
+    for seed in range(seeds - 1):
+        bad.report(0.1 + 0.002 * seed, 1000 + seed)
+        ends_early = ends_early or bad.should_prune()
+    if ends_early:
+        config(pruner=Pruner.WILCOXON, try_seeds=seeds)
+    else:
+        with pytest.raises(ConfigError, match="ends no try before its last seed"):
+            config(pruner=Pruner.WILCOXON, try_seeds=seeds)
 
 
 def test_a_metric_that_does_not_exist_is_refused_and_ways_out_work() -> None:

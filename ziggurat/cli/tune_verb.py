@@ -20,7 +20,7 @@ pip install 'ziggurat-rec[tune]'. Examples:
   ziggurat tune table --data.train shop.parquet --schema my.toml --model wukong --hours 2
   ziggurat tune frappe --models dlrm,wukong --show-space
   ziggurat tune frappe --models wukong --space training.learning_rate=1e-4..1e-2 --space model.num_layers=2,3,4
-  ziggurat tune frappe --models dnn --fix model.embedding_dim=16 --pruner wilcoxon --try-seeds 3
+  ziggurat tune frappe --models dnn --fix model.embedding_dim=16 --pruner wilcoxon --try-seeds 6
   ziggurat compare frappe --tuned tuned/ --seeds 5
 """
 

@@ -8,6 +8,7 @@ STEM.md, STEM.png, STEM.svg
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,7 +171,10 @@ def summary(study: ScaleStudy) -> list[str]:
     for model in study.models:
         for point in model.points:
             if point.tried:
-                losses = ", ".join(f"{each.rate:g}: {each.valid:.5f}" for each in point.tried)
+                losses = ", ".join(
+                    f"{each.rate:g}: {'diverged' if math.isnan(each.valid) else f'{each.valid:.5f}'}"
+                    for each in point.tried
+                )
                 tried.append(f"{model.name} at {size_label(config, point.factor)} {losses}")
     if tried:
         lines.append(f"Learning rates tried, with their validation loss: {'; '.join(tried)}.")

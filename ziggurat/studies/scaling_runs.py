@@ -39,7 +39,7 @@ import torch
 from ziggurat.config import override
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, NumericsError
 from ziggurat.files import Format
 from ziggurat.models import BuiltInConfig, ModelConfig, build_model
 from ziggurat.models.build import kind_of
@@ -265,13 +265,27 @@ class TriedRate:
 
     Args:
         rate: of the dense network.
-        valid: the validation loss of that size.
+        valid: the validation loss of that size; NaN if training diverged.
         cpu_s: processor seconds.
     """
 
     rate: float
     valid: float
     cpu_s: float
+
+    @property
+    def text(self) -> str:
+        """What it reached, for people."""
+        return "diverged" if math.isnan(self.valid) else f"validation loss {self.valid:.5f}"
+
+    def to_json(self) -> dict[str, object]:
+        """The rate as plain data; no loss where training diverged."""
+        return {"rate": self.rate, "valid": None if math.isnan(self.valid) else self.valid, "cpu_s": self.cpu_s}
+
+    @property
+    def loss(self) -> float:
+        """The validation loss, to be compared: infinite if training diverged."""
+        return math.inf if math.isnan(self.valid) else self.valid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,14 +328,16 @@ class ScaledModel:
     Args:
         name: of the model.
         points: its sizes.
-        laws: fitted; None if there are too few sizes.
+        laws: fitted; None if there are too few sizes, or nothing tells how sure a loss is.
         metric: the test loss.
+        has_scatter: whether several seeds or the losses of rows tell how sure a loss is.
     """
 
     name: str
     points: tuple[ScaledPoint, ...]
     laws: FittedLaws | None
     metric: str = metrics.USUAL_LOSS
+    has_scatter: bool = True
 
     @property
     def falls(self) -> bool:
@@ -332,6 +348,8 @@ class ScaledModel:
     @property
     def says(self) -> str:
         """The finding, in words."""
+        if not self.has_scatter:
+            return "one run a size, and no losses of rows: nothing tells how sure they are; give --seeds 3"
         if self.laws is None:
             return f"{len(self.points)} sizes tell no laws apart: measure {MIN_SIZES} or more"
         return self.laws.says
@@ -344,7 +362,7 @@ class ScaledModel:
                 "flops": point.flops,
                 "above_best": point.above_best,
                 "learning_rate": point.learning_rate,
-                "rates_tried": [dataclasses.asdict(each) for each in point.tried],
+                "rates_tried": [each.to_json() for each in point.tried],
                 "runs": [run.to_json() for run in point.runs],
             }
             for point in self.points
@@ -552,6 +570,20 @@ class _Work:
             _COST.write(path, {"cpu_s": time.process_time() - begin})
         return record, float(cast(float, _COST.read(path)["cpu_s"]))
 
+    def finish_rate(self, request: RunRequest, *, size: float, rate: float) -> TriedRate:
+        """Train a run that judges a learning rate, or take it up; one that diverged stays so."""
+        path = request.folder / _CPU
+        if path.exists() and cast(dict[str, object], _COST.read(path)).get("diverged"):
+            return TriedRate(rate=rate, valid=math.nan, cpu_s=float(cast(float, _COST.read(path)["cpu_s"])))
+        begin = time.process_time()
+        try:
+            record, cpu_s = self.finish(request, size=size, read_test=False)
+        except NumericsError as error:
+            cpu_s = time.process_time() - begin
+            _COST.write(path, {"cpu_s": cpu_s, "diverged": error.found})
+            return TriedRate(rate=rate, valid=math.nan, cpu_s=cpu_s)
+        return TriedRate(rate=rate, valid=record.valid[self.config.metrics[0]], cpu_s=cpu_s)
+
     def is_missing(self, name: str, folder: str) -> bool:
         """True if a run has not ended."""
         return not (self.folder / name / folder / _CPU).exists()
@@ -713,12 +745,10 @@ def _choose_rates(
         is_missing = work.is_missing(name, folder)
         training = work.training(name, size, rate=rate, seed=SEARCH_SEED)
         request = work.request(name, models[name, size], training, size=size, folder=folder)
-        record, cpu_s = work.finish(request, size=size, read_test=False)
-        tried = TriedRate(rate=rate, valid=record.valid[config.metrics[0]], cpu_s=cpu_s)
+        tried = work.finish_rate(request, size=size, rate=rate)
         if is_missing:
-            remaining.ended(f"{name}/{folder}", cpu_s)
-            text = config.size_text(size)
-            work.progress.say(f"{name}, {text}, learning rate {rate:g}: validation loss {tried.valid:.5f}")
+            remaining.ended(f"{name}/{folder}", tried.cpu_s)
+            work.progress.say(f"{name}, {config.size_text(size)}, learning rate {rate:g}: {tried.text}")
         return tried
 
     first, *larger = config.sizes
@@ -737,8 +767,21 @@ def _choose_rates(
 
 
 def best_rate(tried: Sequence[TriedRate]) -> float:
-    """Return the rate with the lowest validation loss; one that diverged has none."""
-    return min(tried, key=lambda each: math.inf if math.isnan(each.valid) else each.valid).rate
+    """Return the rate with the lowest validation loss; one that diverged has none.
+
+    Raises:
+        ConfigError: all of them diverged.
+    """
+    best = min(tried, key=lambda each: each.loss)
+    if math.isinf(best.loss):
+        rates = ", ".join(f"{each.rate:g}" for each in tried)
+        raise ConfigError(
+            expected="a learning rate that training can follow",
+            found=f"each of {rates} diverged",
+            where="ziggurat scale, --rates",
+            ways_out=f"lower ones: --rates {tried[0].rate / 100:g},{tried[0].rate / 10:g}",
+        )
+    return best.rate
 
 
 def descend(rates: Sequence[float], *, start: float, try_rate: Callable[[float], TriedRate]) -> tuple[TriedRate, ...]:
@@ -755,7 +798,7 @@ def descend(rates: Sequence[float], *, start: float, try_rate: Callable[[float],
         best = tried[0]
         for rate in direction:
             tried.append(try_rate(rate))
-            if not tried[-1].valid < best.valid:
+            if not tried[-1].loss < best.loss and not math.isinf(best.loss):
                 break
             best = tried[-1]
         if best is not tried[0]:
@@ -772,6 +815,10 @@ def _study(
     config = work.config
     losses, best, notes = _losses_of_rows(work, runs)
     notes += _rates_at_an_end(work)
+    has_rows = len(next(iter(losses.values())).sums) > 1
+    has_scatter = has_rows or config.seeds > 1
+    if config.seeds == 1:
+        notes.append("one seed of each size: bands are of other test rows alone, not of other seeds; give --seeds 3")
     seeds = range(config.seeds)
     blocks = draw_blocks(len(next(iter(losses.values())).sums), draws=DRAWS, rng=np.random.default_rng(0))
     scaled = []
@@ -795,22 +842,24 @@ def _study(
             )
             for factor in config.sizes
         )
-        sizes = [[run.losses for run in point.runs] for point in points]
-        # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
-        drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
-        means = mean_losses(sizes)
-        ends.append((name, means, drawn))
         laws = None
-        if len(points) >= MIN_SIZES:
-            compute = [float(point.flops) for point in points]
-            laws = compare_laws(compute, means, drawn)
-            fitted.append((name, compute, means, drawn))
+        if has_scatter:
+            sizes = [[run.losses for run in point.runs] for point in points]
+            # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
+            drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
+            means = mean_losses(sizes)
+            ends.append((name, means, drawn))
+            if len(points) >= MIN_SIZES:
+                compute = [float(point.flops) for point in points]
+                laws = compare_laws(compute, means, drawn)
+                fitted.append((name, compute, means, drawn))
         scaled.append(
             ScaledModel(
                 name=name,
                 points=points,
                 laws=laws,
                 metric=config.metrics[0],
+                has_scatter=has_scatter,
             )
         )
     return ScaleStudy(

@@ -81,6 +81,7 @@ _MAX_FAILED = 3
 _LOOK_EVERY_S = 10.0  # at the seconds that all workers have spent, where these are limited
 _REPORT_EVERY_S = 60.0
 _REPORT_SHARE = 0.01  # of the processor seconds of tries, that reports of a study that goes on may take
+WILCOXON_SEEDS = 5  # the fewest of which four can tell that a try is worse, at p = 0.1
 _LIMITS = ("max_flops_per_sample", "max_parameters")  # in study.json where they are given
 # What a study keeps of each model, in words for whoever asks for another one.
 _PARTS = {"space": "space", "given": "settings as given (of training, model, tables, --max-epochs, --fix)"}
@@ -145,12 +146,17 @@ class TuneConfig:
                 where="ziggurat tune",
                 ways_out=("--budget 40", "--hours 2", "--flops 1e14"),
             )
-        if self.pruner is Pruner.WILCOXON and self.try_seeds < 2:
+        if self.pruner is Pruner.WILCOXON and self.try_seeds < WILCOXON_SEEDS:
             raise ConfigError(
-                expected="several seeds of each try, which the pruner wilcoxon compares with those of the best try",
-                found="one",
+                expected=f"{WILCOXON_SEEDS} seeds of each try or more, which the pruner wilcoxon compares with "
+                "those of the best try: of fewer it ends no try before its last seed, however bad it is",
+                found=f"{self.try_seeds}",
                 where="ziggurat tune, --pruner wilcoxon",
-                ways_out=("--try-seeds 3", "--pruner hyperband, which looks at evaluations of one seed"),
+                ways_out=(
+                    f"--try-seeds {WILCOXON_SEEDS}",
+                    "--pruner hyperband, which looks at evaluations of one seed",
+                    "--pruner none: every try has all its seeds",
+                ),
             )
         assert self.limits is not None  # reading them refuses what is none
 
