@@ -151,6 +151,27 @@ def test_the_help_of_the_verb_names_all_models_that_grow(capsys: pytest.CaptureF
     assert sorted(named.split(", ")) == sorted(growing_models())
 
 
+def test_rules_of_growth_that_cannot_be_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"SameDepth\.deeper"):
+        grow(SameDepth(), INPUTS, factor=4.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="@classmethod above"):
+        smallest("no_class_method", known={"no_class_method": NoClassMethod})
+    with pytest.raises(ConfigError, match="--model gives it"):
+        ScaleConfig(models=("OwnGrowing",), own=(OwnGrowing,))
+
+
+@pytest.mark.slow
+def test_sizes_that_cost_the_same_are_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="sizes of dnn that cost more") as error:
+        _study(tmp_path / "runs", said, factors=(1.0, 1.001, 1.002, 1.5))
+    assert "1.001x" in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_growth_has_limits() -> None:
     with pytest.raises(ConfigError, match="1 or more"):
         grow(smallest("dlrm"), INPUTS, factor=0.5)
@@ -168,6 +189,18 @@ class OwnGrowing(NarrowConfig):
     def smallest(cls) -> OwnGrowing:
         """Start narrow."""
         return cls(embedding_dim=8, deep=MLPConfig(hidden_dims=(16, 16)))
+
+
+class SameDepth(OwnGrowing):
+    """Its layer more costs nothing, and there is always one."""
+
+    def deeper(self) -> SameDepth:
+        return self
+
+
+class NoClassMethod(OwnGrowing):
+    def smallest(self) -> NoClassMethod:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
@@ -341,7 +374,7 @@ def test_a_model_from_outside_is_scaled(
     data = json.loads((tmp_path / "own.json").read_text())
     assert [model["name"] for model in data["models"]] == ["dnn", "own_growing"]
     assert [each["rate"] for each in data["models"][1]["points"][0]["rates_tried"]] == [2e-3, 4e-3]
-    assert data["differences"][0]["second"] == "own_growing"
+    assert data["differences"] == data["ratios_at_largest"] == [], "one seed tells no two models apart"
 
 
 def test_flags_that_say_nothing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def grow(
         flops: returns those of a sample, forward; None: `forward_flops`, without histories.
 
     Raises:
-        ConfigError: the factor is below 1, or the model does not say how it grows.
+        ConfigError: the factor is below 1, or the model does not say how it grows, or a layer more costs nothing.
     """
     if factor < 1.0:
         raise ConfigError(
@@ -70,8 +70,20 @@ def grow(
     count = flops or functools.partial(forward_flops, inputs=inputs)
     target = factor * count(config)
     deep: Grows = config
-    while (deeper := deep.deeper()) is not None and count(_built(deeper)) <= target:
+    cost = count(config)
+    while (deeper := deep.deeper()) is not None:
+        more = count(_built(deeper))
+        if more <= cost:
+            raise ConfigError(
+                expected="a `deeper` that adds FLOPs, or returns None where no more layers are tried",
+                found=f"{more:,} FLOPs a sample after {cost:,}",
+                where=f"{type(config).__name__}.deeper",
+                ways_out=("return the settings with one more layer", "return None at the most layers that are tried"),
+            )
+        if more > target:
+            break
         deep = deeper
+        cost = more
     return _widened_to(target, lambda s: _built(deep.wider(s)), count=count)
 
 

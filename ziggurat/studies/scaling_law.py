@@ -29,8 +29,11 @@ cliff and be level behind it, as that of a model whose first layers each reach a
 
 **Two models.** Draws share their test rows, so exponents are subtracted draw by draw: 90 % of the differences are the
 band, and p is twice the smaller share of draws on one side of 0. The exponents compared are those of the power law, the
-mean slopes over the range measured, whichever law is supported. Losses at the largest sizes are divided draw by draw,
-and tested alike: whose end is lower is another question than whose curve is steeper.
+mean slopes over the range measured, whichever law is supported.
+
+Whose end is lower is another question than whose curve is steeper, and one of a single size: the losses at the largest
+sizes are divided, and log ratios tested by Welch's t. Their variance is that of the seeds *of that size*, which may
+scatter more than others do, and that of drawing other test rows for both models together. It takes two seeds or more.
 
 The Wukong paper fits y = −100 + 99.56 · x^(−0.00071) to its seven points (y: relative loss in percent, x: GFLOP a
 sample; the sign of the exponent is missing in print): a saturating law with a = −100 fixed.
@@ -44,6 +47,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from ziggurat.errors import DataError
 
@@ -52,6 +56,7 @@ SURE = 0.9
 FAR_OFF = 3.0  # standard errors
 _EXPONENTS = np.geomspace(0.02, 4.0, 160)
 _GRID_POINTS = 60
+_LEAST_VARIANCE = 1e-18  # of runs that are alike to the last bit
 
 _Floats = NDArray[np.float64]
 
@@ -170,12 +175,38 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class LossRatio:
-    """The loss of one model over that of another, each at its largest size: the ratio, its band of 90 %, and p of 1."""
+    """The loss of one model over that of another, each at its largest size: the ratio, its band of 90 %, and p of 1.
+
+    Args:
+        first: one model.
+        second: the other.
+        flops: of a sample, of the first and of the second.
+        ratio: first over second, with its band.
+        p: two-sided, that they are alike; not corrected for other pairs.
+    """
 
     first: str
     second: str
+    flops: tuple[int, int]
     ratio: Interval
     p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestSize:
+    """The losses of a model at its largest size.
+
+    Args:
+        name: of the model.
+        flops: of a sample.
+        runs: (seeds,) mean loss of each run, all positive.
+        rows: (draws,) geometric mean over the runs, on drawn test rows.
+    """
+
+    name: str
+    flops: int
+    runs: _Floats
+    rows: _Floats
 
 
 def fit(law: Law, x: _Floats, y: _Floats) -> Curves:
@@ -351,28 +382,35 @@ def exponent_difference(
     difference = values[0] - values[1]
     differences = drawn[0] - drawn[1]
     low, high = np.quantile(differences, [0.05, 0.95])
-    interval = Interval(value=difference, low=float(low), high=float(high))
-    return Difference(first=names[0], second=names[1], exponent=interval, p=_p_of_zero(differences))
-
-
-def largest_ratio(first: tuple[str, _Floats, _Floats], second: tuple[str, _Floats, _Floats]) -> LossRatio:
-    """Test whether one model's loss at its largest size is another's.
-
-    Args:
-        first: name, (sizes,) means and (draws, sizes) draws of one model.
-        second: those of another, of the same draws of rows.
-    """
-    name, means, draws = first
-    other_name, other_means, other_draws = second
-    ratio = float(means[-1] / other_means[-1])
-    logs = np.log(draws[:, -1] / other_draws[:, -1])
-    low, high = np.exp(np.quantile(logs, [0.05, 0.95]))
-    interval = Interval(value=ratio, low=float(low), high=float(high))
-    return LossRatio(first=name, second=other_name, ratio=interval, p=_p_of_zero(logs))
-
-
-def _p_of_zero(differences: _Floats) -> float:
-    """Return twice the smaller share of draws on one side of 0."""
     # One more on either side: of so many draws, no p is smaller than that.
     sides = [(int((differences <= 0).sum()) + 1), (int((differences >= 0).sum()) + 1)]
-    return min(1.0, 2.0 * min(sides) / (differences.size + 1))
+    p = min(1.0, 2.0 * min(sides) / (differences.size + 1))
+    interval = Interval(value=difference, low=float(low), high=float(high))
+    return Difference(first=names[0], second=names[1], exponent=interval, p=p)
+
+
+def largest_ratio(first: LargestSize, second: LargestSize) -> LossRatio:
+    """Test whether one model's loss at its largest size is another's; see the module docstring.
+
+    Args:
+        first: of one model, of two runs or more.
+        second: of another, on the same draws of rows.
+    """
+    logs = [np.log(each.runs) for each in (first, second)]
+    difference = float(logs[0].mean() - logs[1].mean())
+    of_seeds = [float(each.var(ddof=1) / each.size) for each in logs]
+    of_rows = float(np.log(first.rows / second.rows).var(ddof=1))
+    variance = sum(of_seeds) + of_rows
+    error = max(variance, _LEAST_VARIANCE) ** 0.5
+    # Welch and Satterthwaite; what drawing rows adds is known well.
+    freedom = variance**2 / max(
+        sum(each**2 / (size.size - 1) for each, size in zip(of_seeds, logs, strict=True)), _LEAST_VARIANCE**2
+    )
+    half = float(stats.t.ppf(0.95, freedom)) * error
+    interval = Interval(
+        value=float(np.exp(difference)), low=float(np.exp(difference - half)), high=float(np.exp(difference + half))
+    )
+    p = 2.0 * float(stats.t.sf(abs(difference) / error, freedom))
+    return LossRatio(
+        first=first.name, second=second.name, flops=(first.flops, second.flops), ratio=interval, p=min(1.0, p)
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_figure, write_text
 from ziggurat.studies.compare_report import short
+from ziggurat.studies.compare_statistics import holm
 from ziggurat.studies.scaling_law import Interval, Law
 from ziggurat.studies.scaling_runs import ScaledModel, ScaleStudy, size_label
 from ziggurat.training.metrics.metric import shown_name
@@ -41,7 +42,7 @@ PREDICTED_COLUMNS = (
     "best in draws",
 )
 DIFFERENCE_COLUMNS = ("exponents", "difference, 90 %", "p")
-RATIO_COLUMNS = ("losses at the largest size", "ratio, 90 %", "p")
+RATIO_COLUMNS = ("losses at the largest size", "FLOPs a sample", "ratio, 90 %", "p, Welch", "p of all pairs, Holm")
 
 
 def loss_name(study: ScaleStudy) -> str:
@@ -149,7 +150,17 @@ def difference_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
 
 def ratio_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
     """The cells of the table of losses at the largest sizes."""
-    return [(f"{each.first} / {each.second}", _interval(each.ratio), f"{each.p:.3g}") for each in study.ratios]
+    corrected = holm([each.p for each in study.ratios])
+    return [
+        (
+            f"{each.first} / {each.second}",
+            " / ".join(short(flops) for flops in each.flops),
+            _interval(each.ratio),
+            f"{each.p:.3g}",
+            f"{p:.3g}",
+        )
+        for each, p in zip(study.ratios, corrected, strict=True)
+    ]
 
 
 def summary(study: ScaleStudy) -> list[str]:
@@ -188,7 +199,7 @@ def tables(study: ScaleStudy) -> list[tuple[tuple[str, ...], list[tuple[str, ...
         found.append((PREDICTED_COLUMNS, predicted_rows(study)))
     if study.differences:
         found.append((DIFFERENCE_COLUMNS, difference_rows(study)))
-    if study.ratios and study.config.seeds > 1:
+    if study.ratios:
         found.append((RATIO_COLUMNS, ratio_rows(study)))
     return found
 

@@ -61,6 +61,7 @@ from ziggurat.studies.scaling_law import (
     MIN_SIZES,
     Difference,
     FittedLaws,
+    LargestSize,
     LossRatio,
     compare_laws,
     exponent_difference,
@@ -218,6 +219,11 @@ class ScaleConfig:
                     found=repr(name),
                     where="ziggurat scale",
                     ways_out=(
+                        *(
+                            f"your class is called {kind_of(each)}: --model gives it, and no name is needed"
+                            for each in self.own
+                            if issubclass(each, Grows)
+                        ),
                         *(f"did you mean {near!r}?" for near in nearest_model(name, known)),
                         "for example: ziggurat scale wukong,dlrm --compute 1x..64x",
                         "give the config methods smallest, deeper and wider (ziggurat.models.contract.growth.Grows)",
@@ -383,8 +389,8 @@ class ScaleStudy:
     Args:
         config: what was scaled.
         models: each with all its sizes.
-        differences: of the exponents of two models each; () without laws.
-        ratios: of the losses of two models each, at their largest sizes.
+        differences: of the exponents of two models each; () without laws, or of one seed.
+        ratios: of the losses of two models each, at their largest sizes; () of one seed.
         best_log_loss: best reachable on the test rows; None: not known.
         num_train: training rows.
         num_test: test rows.
@@ -420,8 +426,17 @@ class ScaleStudy:
 
 def smallest(name: str, *, known: Mapping[str, type[ModelConfig]] | None = None) -> BuiltInConfig:
     """Return the settings that a model starts from, by its name."""
-    classes = growing_models() if known is None else known
-    return scale_model(cast(BuiltInConfig, cast(Grows, classes[name]).smallest()))
+    cls = (growing_models() if known is None else known)[name]
+    try:
+        start = cast(Grows, cls).smallest()
+    except Exception as error:
+        raise ConfigError(
+            expected="settings of the class",
+            found=f"{type(error).__name__}: {error}",
+            where=f"{cls.__name__}.smallest()",
+            ways_out="@classmethod above `def smallest(cls)`, which returns cls(…) with the smallest sizes",
+        ) from error
+    return scale_model(cast(BuiltInConfig, start))
 
 
 def factors_of(text: str, *, points: int) -> tuple[float, ...]:
@@ -622,6 +637,7 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
     recipes = _recipes(config, data=data, folder=folder, progress=progress)
     work = _Work(config=config, bases=bases, datasets=datasets, folder=folder, recipes=recipes, progress=progress)
     models = {(name, size): work.model(name, size) for name in config.models for size in config.sizes}
+    _refuse_sizes_alike(work, models)
     remaining = _say_cost(work, models)
     for name in config.models:
         _choose_rates(work, models, name=name, remaining=remaining)
@@ -683,6 +699,29 @@ def refuse_other_samples(datasets: Mapping[float, PreparedData]) -> None:
 
 def _counts(parts: tuple[tuple[int, int], ...]) -> str:
     return " / ".join(f"{rows:,}" for rows, _ in parts) + " samples"
+
+
+def _refuse_sizes_alike(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) -> None:
+    """Refuse sizes of a model that cost the same: no law can be fitted to them, and all runs would be trained for it.
+
+    Raises:
+        ConfigError: names the model, and what was asked for and met.
+    """
+    config = work.config
+    for name in config.models:
+        flops = [work.flops(models[name, size], size=size) for size in config.sizes]
+        for (smaller, less), (larger, more) in itertools.pairwise(zip(config.sizes, flops, strict=True)):
+            if more <= less:
+                raise ConfigError(
+                    expected=f"sizes of {name} that cost more, one after the other",
+                    found=f"{more:,} FLOPs a sample at {config.size_text(larger)}, after {less:,} at "
+                    f"{config.size_text(smaller)}",
+                    where="ziggurat scale, before anything is trained",
+                    ways_out=(
+                        "sizes that are further apart: fewer --points, or a wider --compute",
+                        f"leave {name} out, if it grows no further",
+                    ),
+                )
 
 
 def _say_cost(work: _Work, models: Mapping[tuple[str, float], BuiltInConfig]) -> Remaining:
@@ -818,7 +857,10 @@ def _study(
     has_rows = len(next(iter(losses.values())).sums) > 1
     has_scatter = has_rows or config.seeds > 1
     if config.seeds == 1:
-        notes.append("one seed of each size: bands are of other test rows alone, not of other seeds; give --seeds 3")
+        notes.append(
+            "one seed of each size: bands are of other test rows alone, not of other seeds, and models are not "
+            "compared; give --seeds 3"
+        )
     seeds = range(config.seeds)
     blocks = draw_blocks(len(next(iter(losses.values())).sums), draws=DRAWS, rng=np.random.default_rng(0))
     scaled = []
@@ -848,11 +890,13 @@ def _study(
             # Each model has seeds of its own, so its draws do not depend on which others stand beside it.
             drawn = draw_losses(sizes, blocks=blocks, rng=np.random.default_rng((1, *name.encode())))
             means = mean_losses(sizes)
-            ends.append((name, means, drawn))
+            if config.seeds > 1:
+                ends.append(_largest(points[-1], name=name, blocks=blocks))
             if len(points) >= MIN_SIZES:
                 compute = [float(point.flops) for point in points]
                 laws = compare_laws(compute, means, drawn)
-                fitted.append((name, compute, means, drawn))
+                if config.seeds > 1:
+                    fitted.append((name, compute, means, drawn))
         scaled.append(
             ScaledModel(
                 name=name,
@@ -871,6 +915,17 @@ def _study(
         num_train=work.data.train.num_rows,
         num_test=0 if work.data.test is None else work.data.test.num_rows,
         notes=tuple(notes),
+    )
+
+
+def _largest(point: ScaledPoint, *, name: str, blocks: np.ndarray) -> LargestSize:
+    """Return the losses of a model's largest size, for all rows and for drawn ones."""
+    by_run = [(blocks @ run.losses.sums) / np.maximum(blocks @ run.losses.counts, 1.0) for run in point.runs]
+    return LargestSize(
+        name=name,
+        flops=point.flops,
+        runs=np.array([run.losses.mean for run in point.runs]),
+        rows=np.exp(np.log(np.stack(by_run)).mean(axis=0)),
     )
 
 

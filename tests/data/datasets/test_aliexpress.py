@@ -34,7 +34,7 @@ def test_searches_of_the_training_file_validate_whole(tmp_path: Path) -> None:
     train = rows(400, seed=0)
     test = rows(30, seed=1)
     train.write_csv(tmp_path / "train.csv")
-    test.write_csv(tmp_path / "test.csv")
+    test.with_columns(pl.col("click").cast(pl.Float64)).write_csv(tmp_path / "test.csv")  # 0.0 and 1.0
     for source in (tmp_path, None):
         folder = fetch("aliexpress-nl", source=source, cache=tmp_path / "cache")
         parts = {name: pl.read_parquet(folder / f"{name}.parquet") for name in ("train", "valid", "test")}
@@ -58,9 +58,9 @@ def test_another_file_is_refused(tmp_path: Path, change: str) -> None:
     }[change]
     good.write_csv(tmp_path / "train.csv")
     bad.write_csv(tmp_path / "test.csv")
-    with pytest.raises(DataError, match="MTReclib or torch-rechub") as error:
+    with pytest.raises(DataError, match="MTReclib prepares") as error:
         fetch("aliexpress-us", source=tmp_path, cache=tmp_path / "cache")
-    assert {"column": "numerical_7", "label": "click 2", "text": "many"}[change] in str(error.value)
+    assert {"column": "numerical_7", "label": "click 2,", "text": "many"}[change] in str(error.value)
 
 
 def test_without_files_it_says_which_are_wanted(tmp_path: Path) -> None:

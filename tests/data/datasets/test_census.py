@@ -51,13 +51,20 @@ def test_a_person_becomes_numbers_categories_and_two_answers() -> None:
 
 
 def test_a_folder_becomes_three_parts_that_are_kept(tmp_path: Path) -> None:
-    people = [line(age=str(age), income="50000+." if age % 5 == 0 else "- 50000.") for age in range(1, 41)]
+    status = ("Never married", "Divorced")
+    incomes = ("50000+.", *("- 50000.",) * 4)
+    people = [line(age=str(age), income=incomes[age % 5], marital_status=status[age % 2]) for age in range(1, 41)]
     source = tmp_path / "downloads"
     source.mkdir()
     (source / "census-income.data.gz").write_bytes(gzip.compress("".join(people).encode()))
     with pytest.raises(MissingFileError, match=r"census-income\.test"):
         fetch("census-income", source=source, cache=tmp_path / "cache")
     (source / "census-income.test").write_text("".join(people))
+    with pytest.raises(DataError, match="twice the same file"):
+        fetch("census-income", source=source, cache=tmp_path / "cache")
+    with pytest.raises(MissingFileError, match="found:    a file"):
+        fetch("census-income", source=source / "census-income.test", cache=tmp_path / "cache")
+    (source / "census-income.test").write_text("".join(people[::-1]))
     for place in (source, None):
         folder = fetch("census-income", source=place, cache=tmp_path / "cache")
         parts = {name: pl.read_parquet(folder / f"{name}.parquet") for name in ("train", "valid", "test")}
@@ -83,11 +90,15 @@ def test_halves_repeat_and_hold_half_of_each_side() -> None:
     [
         ("39, State-gov, 77516, Bachelors, 13, <=50K\n", "6 columns"),
         (line(income="<=50K"), "income '<=50K'"),
-        (line() + line(age="old"), "age 'old'"),
+        (line(marital_status="Never married") + line(age="old"), "line 2"),
+        (line(marital_status="Never married") + line(age="nan"), "age 'nan'"),
+        (line(marital_status="Never married") + line(dividends="inf"), "dividends 'inf'"),
+        (line() + line(marital_status=""), "no marital status"),
+        (line() + line(marital_status="Never-married"), "'Never-married', 'Widowed'"),
         ("", "empty"),
         (line() + "1, 2\n", "columns"),
     ],
-    ids=["adult", "income", "number", "empty", "cut"],
+    ids=["adult", "income", "number", "nan", "infinite", "blank", "other words", "empty", "cut"],
 )
 def test_another_file_is_refused(text: str, found: str) -> None:
     with pytest.raises(DataError, match="Adult, which has 15 columns") as error:

@@ -2,10 +2,10 @@
 
     search_id, categorical_1 … categorical_16, numerical_1 … numerical_63, click, conversion      CSV with a header
 
-The CSV form is that of MTReclib and torch-rechub, `train.csv` and `test.csv` of a country: NL (the Netherlands, 17.7 M
-rows), ES, FR and US. `conversion` has a value in every row, so it is what those tables call CTCVR, the chance of a
-purchase among all that was shown. Published runs stopped by the test file; here a twentieth of the searches
-of the training file validates, drawn by their number, and the test file is read once.
+The CSV form is that of MTReclib, `train.csv` and `test.csv` of a country: NL (the Netherlands), ES, FR and US.
+`conversion` has a value in every row: it is the purchase among all that was shown, which tables call CTCVR. Published
+runs stopped by the test file; here a twentieth of the searches of the training file validates, drawn by their number,
+and the test file is read once.
 
 Parquet, train, valid and test: search_id int64 · categorical_* int32 · numerical_* float32 · click, conversion int8.
 
@@ -64,7 +64,7 @@ def fetch_aliexpress(
     """
     folder = cache_folder(cache) / name
     ways = (
-        f"get train.csv and test.csv of {name[-2:].upper()} as MTReclib or torch-rechub prepare them into one folder, "
+        f"get train.csv and test.csv of {name[-2:].upper()} as MTReclib prepares them into one folder, "
         f"then: ziggurat data fetch {name} --source FOLDER",
     )
     if source is None:
@@ -84,6 +84,13 @@ def fetch_aliexpress(
         frames[split] = read_aliexpress(file)
         members[file.name] = sha256_of(file)
     is_valid = pl.Series(splitmix64(frames["train"]["search_id"].to_numpy()) % np.uint64(VALID_EVERY) == 0)
+    if is_valid.all() or not is_valid.any():
+        raise DataError(
+            expected="searches of which one in twenty validates, and the others train",
+            found=f"{frames['train']['search_id'].n_unique():,} searches",
+            where=str(path / "train.csv"),
+            ways_out="take the files as MTReclib prepares them",
+        )
     files = {
         "train.parquet": frames["train"].filter(~is_valid),
         "valid.parquet": frames["train"].filter(is_valid),
@@ -115,16 +122,24 @@ def read_aliexpress(path: Path) -> pl.DataFrame:
         header = pl.read_csv(path, n_rows=0, infer_schema=False).columns
         if set(header) != set(COLUMNS):
             strange = sorted(set(header) ^ set(COLUMNS))
-            raise _other_form(path, f"{len(header)} columns; not in both: {', '.join(strange[:6])}")
-        frame = pl.read_csv(path, schema_overrides=_TYPES).select(COLUMNS)
+            raise _other_form(path, f"{len(header)} columns; not in both: {', '.join(map(repr, strange[:6]))}")
+        # A label may be written 0.0.
+        frame = pl.read_csv(path, schema_overrides=_TYPES | dict.fromkeys(LABELS, pl.Float32)).select(COLUMNS)
     except pl.exceptions.PolarsError as error:
         raise _other_form(path, str(error).splitlines()[0]) from error
     click, conversion = frame["click"], frame["conversion"]
-    is_wrong = ~(click.is_in([0, 1]) & conversion.is_in([0, 1])).fill_null(value=False)
+    is_wrong = ~(click.is_in([0.0, 1.0]) & conversion.is_in([0.0, 1.0])).fill_null(value=False)
     if is_wrong.any():
         row = int(is_wrong.arg_true()[0])
-        raise _other_form(path, f"click {click[row]}, conversion {conversion[row]} in line {row + 2}")
-    return frame
+        raise _other_form(
+            path,
+            f"click {click[row]:g}, conversion {conversion[row]:g} in line {row + 2}"
+            if click[row] is not None and conversion[row] is not None
+            else f"no label in line {row + 2}",
+        )
+    if not frame.height or frame["search_id"].has_nulls():
+        raise _other_form(path, "no rows" if not frame.height else "a row without search_id")
+    return frame.cast(dict.fromkeys(LABELS, pl.Int8))
 
 
 def _other_form(path: Path, found: str) -> DataError:
@@ -133,7 +148,7 @@ def _other_form(path: Path, found: str) -> DataError:
         found=found,
         where=str(path),
         ways_out=(
-            "take the files as MTReclib or torch-rechub prepare them",
+            "take the files as MTReclib prepares them",
             "for data of your own, skip fetch: `ziggurat data inspect FILE --write-schema my.toml`",
         ),
     )

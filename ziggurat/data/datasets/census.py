@@ -2,11 +2,11 @@
 
     73, Not in universe, 0, 0, High school graduate, 0, …, Widowed, …, 95, - 50000.      42 columns, no header
 
-199,523 people to train on and 99,762 to test, 40 of them with their answers: 7 numbers and 32 categories are features,
-`income` is the label of the main task, `never_married` (of the marital status, which is no feature then) the second
-one. The column "instance weight" says how many people a row stands for and is left out, as the set's own description
-asks. Half of the test file validates and half tests, drawn at random from each side of `income`, with one seed for all:
-the published figures of MMoE, PLE and AITM have the same halves by other draws.
+199,523 people to train on and 99,762 to test. Features are 7 numbers and 32 categories. `income` is the label of the
+main task, `never_married` the second one: the marital status, of which it is made, is no feature. The column "instance
+weight", of how many people a row stands for, is left out, as the set's own description asks. Half of the test file
+validates and half tests, drawn at random from each side of `income`, with one seed for all; published figures have
+halves, too, drawn in other ways.
 
 Parquet, train, valid and test: numbers float32 · categories string · income, never_married int8.
 
@@ -89,12 +89,24 @@ def fetch_census(*, source: str | os.PathLike[str] | None = None, cache: str | o
             )
         return folder
     path = require_file(source, expected="a folder with the files of Census-Income", ways_out=_WAYS)
+    if path.is_file():
+        raise MissingFileError(
+            expected="the folder with the two files of Census-Income", found="a file", where=str(path), ways_out=_WAYS
+        )
     frames = {}
     members = {}
     for split, name in FILES.items():
         data = read_plain_or_gzip(path / name, ways_out=_WAYS)
         frames[split] = read_census(data, where=str(path / name))
         members[name] = sha256_of(data)
+    if members[FILES["train"]] == members[FILES["test"]] or min(frames["test"]["income"].value_counts()["count"]) < 2:
+        raise DataError(
+            expected="two files, the test with people of both incomes, of which half validate",
+            found=f"{frames['train'].height:,} and {frames['test'].height:,} people, "
+            + ("twice the same file" if members[FILES["train"]] == members[FILES["test"]] else "too few of one income"),
+            where=str(path),
+            ways_out=_WAYS,
+        )
     valid, test = halves(frames["test"], seed=_SEED)
     files = {"train.parquet": frames["train"], "valid.parquet": valid, "test.parquet": test}
     return write_dataset(folder, files, origin="Census-Income (KDD), UCI", members=members, notes=TERMS)
@@ -121,7 +133,8 @@ def read_census(data: bytes, *, where: str) -> pl.DataFrame:
         where: named in errors.
 
     Raises:
-        DataError: other columns, an income that is none of the two, or a number that is none.
+        DataError: other columns, an income that is none of the two, a number that is none, no marital status, or
+            nobody who never married, in the words of the published files.
     """
     try:
         frame = pl.read_csv(io.BytesIO(data), has_header=False, infer_schema=False, truncate_ragged_lines=False)
@@ -131,20 +144,27 @@ def read_census(data: bytes, *, where: str) -> pl.DataFrame:
         raise _other_form(where, f"{frame.width} columns")
     frame = frame.rename(dict(zip(frame.columns, COLUMNS, strict=True)))
     frame = frame.with_columns(pl.all().str.strip_chars())
-    unknown = frame.filter(~pl.col("income").is_in(list(_INCOMES)).fill_null(value=False))
-    if unknown.height:
-        raise _other_form(where, f"income {unknown['income'][0]!r}")
+    is_unknown = ~frame["income"].is_in(list(_INCOMES)).fill_null(value=False)
+    if is_unknown.any():
+        row = int(is_unknown.arg_true()[0])
+        raise _other_form(f"{where}, line {row + 1}", f"income {frame['income'][row]!r}")
+    has_no_status = frame["marital_status"].fill_null("") == ""
+    if has_no_status.any():
+        raise _other_form(f"{where}, line {int(has_no_status.arg_true()[0]) + 1}", "no marital status")
+    if not (frame["marital_status"] == _NEVER).any():
+        statuses = ", ".join(map(repr, frame["marital_status"].unique().sort().to_list()[:4]))
+        raise _other_form(where, f"nobody whose marital status is {_NEVER!r}; there are {statuses}")
     read = frame.select(
         *(pl.col(name).cast(pl.Float32, strict=False) for name in NUMBERS),
         *CATEGORIES,
         pl.col("income").replace_strict(_INCOMES, return_dtype=pl.Int8),
         (pl.col("marital_status") == _NEVER).cast(pl.Int8).alias("never_married"),
     )
-    for name in (*NUMBERS, "never_married"):
-        row = read[name].is_null().arg_max()
-        if row is not None and read[name][row] is None:
-            column = "marital_status" if name == "never_married" else name
-            raise _other_form(f"{where}, line {row + 1}", f"{column} {frame[column][row]!r}")
+    for name in NUMBERS:
+        is_none = ~read[name].is_finite().fill_null(value=False)
+        if is_none.any():
+            row = int(is_none.arg_true()[0])
+            raise _other_form(f"{where}, line {row + 1}", f"{name} {frame[name][row]!r}")
     return read
 
 

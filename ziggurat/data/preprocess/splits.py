@@ -65,6 +65,7 @@ SPLITS = tuple(Split)
 _NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 
 
+BY_FILES = "by files"
 AT_RANDOM = "at random"  # the first words of what is said of such a split
 
 
@@ -239,7 +240,7 @@ class Splitter:
         if by is SplitBy.COLUMN:
             return f"by column {self.column!r}"
         if by is SplitBy.FILES:
-            return "by files"
+            return BY_FILES
         name = f"time column {self.column!r}" if by is SplitBy.TIME else "row number"
         if self.date_order is not DateOrder.AUTO:
             name += f" (dates with the {self.date_order.value.replace('_', ' ')})"

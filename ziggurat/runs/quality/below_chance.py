@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ziggurat.data.encoded.dataset import EncodedDataset, MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema, label_column
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.splits import AT_RANDOM
+from ziggurat.data.preprocess.splits import AT_RANDOM, BY_FILES
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.training.evaluation.evaluate import Evaluation, unknown_text
 from ziggurat.training.metrics.suspicion import floor_of, suspicious
@@ -93,8 +93,12 @@ class BelowChance:
             return ""
         return (
             f"too few rows to tell it from chance: {num_positive:,} positives and {num_negative:,} negatives give "
-            f"0.5 ± {_STANDARD_ERRORS * error:.3f}; judge by more rows, with --data.split.{self.split}-fraction 0.3 or "
-            "more files"
+            f"0.5 ± {_STANDARD_ERRORS * error:.3f}; judge by more rows: "
+            + (
+                f"more of them in the files of the {self.split} data"
+                if self.prepared.summary.split == BY_FILES
+                else f"--data.split.{self.split}-fraction 0.3, or more files"
+            )
         )
 
     def _unknown(self) -> str:
