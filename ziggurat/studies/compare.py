@@ -59,9 +59,16 @@ from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.execute import prepare_run
 from ziggurat.specification import origin_of
 from ziggurat.studies.compare_data import ComparedData, data_run
-from ziggurat.studies.compare_own import OwnData, main_metric
+from ziggurat.studies.compare_own import OwnData, main_metric, settings_for_rows
 from ziggurat.studies.compare_questions import Question, questions_of
-from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, require_splits, test_scores
+from ziggurat.studies.compare_runs import (
+    RunRecord,
+    RunRequest,
+    finish_run,
+    refuse_one_class,
+    require_splits,
+    test_scores,
+)
 from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of_all, variant
 from ziggurat.studies.compare_statistics import (
     PairedDifference,
@@ -284,8 +291,11 @@ def _begin(config: CompareConfig, question: Question, *, out: str | Path, progre
         # What is trained is what must fit: a model of one's own may have no settings that fit all data.
         chosen = {name: dataclasses.replace(each, model=tuned.recipes[name].model) for name, each in chosen.items()}
     _refuse_missing_precisions(config.precisions)
+    if isinstance(config.data, OwnData) and tuned is None and (said := settings_for_rows(config.data)):
+        progress.say(f"note: {said}")
     data = prepare_run(base, progress=progress)
     require_splits(data, with_test=True)
+    refuse_one_class(data, metric=config.metric, splits=("valid", "test"))
     refuse_what_does_not_fit(chosen, schema=base.table_schema, data=data)
     _refuse_unreached_products(chosen, config.precisions, data=data)
     folder = Path(out) / f"{config.data_name}-{config.protocol.value}"

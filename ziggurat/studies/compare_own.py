@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ziggurat.config import override, settings
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema, Task
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.models.build import kind_of
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.parallel.device import Device
-from ziggurat.recipes.catalogue import table_model
+from ziggurat.recipes.catalogue import fit_to_rows, table_model
 from ziggurat.recipes.history_rankers import history_rankers
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
@@ -89,6 +89,29 @@ def refuse_what_runs_do_not_follow(run: RunConfig) -> None:
                 "train each with `ziggurat train`, and set the finished runs side by side: ziggurat compare RUN RUN",
             ),
         )
+
+
+def settings_for_rows(data: OwnData) -> str:
+    """Say that a study trains by settings for many rows, where `ziggurat train` would take others for these few.
+
+    Returns:
+        "" where the settings are those of `train`, or were given.
+    """
+    try:
+        fitted = fit_to_rows(data.run).training
+    except DataError:  # said where the files are read
+        return ""
+    given = data.run.training
+    if fitted == given:
+        return ""
+    flags = (
+        f"--batch-size {fitted.loader.batch_size} --epochs {fitted.epochs} --patience {fitted.early_stop.patience} "
+        f"--training.early-stop.min-steps {fitted.early_stop.min_steps}"
+    )
+    return (
+        f"all models are trained by settings for many rows: batches of {given.loader.batch_size:,}, {given.epochs} "
+        f"epochs; for so few rows `ziggurat train` takes others: {flags}, and sparse Adam on tables"
+    )
 
 
 def own_data(run: RunConfig, changes: Mapping[str, str], *, name: str = "") -> OwnData:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,11 +26,14 @@ from numpy.typing import NDArray
 
 from ziggurat.commands import pasted
 from ziggurat.config import to_json
+from ziggurat.data.encoded.records import label_column
 from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.splits import BY_FILES
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.labels import Outcomes
 from ziggurat.files import Format, replacing
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import Model, build_model, num_parameters
@@ -47,6 +51,7 @@ from ziggurat.training.label_weights import LabelWeights, weigh_labels
 from ziggurat.training.metrics.accumulator import MetricAccumulator
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
+from ziggurat.training.records.run_lock import RunLock
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.report.startup import startup_report
 from ziggurat.training.trainer import Trainer
@@ -186,8 +191,24 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     """Train the run, or go on with it, or take what is there; evaluate test data once if asked for.
 
     Raises:
-        ConfigError: the folder holds a run with other settings, or there is no validation data.
+        ConfigError: the folder holds a run with other settings, another process trains it, or there is no validation
+            data.
     """
+    with RunLock(request.folder) as lock:
+        if not _is_finished(request, read_test=read_test):
+            lock.acquire()
+        return _finish_run(request, data=data, read_test=read_test, progress=progress, lock=lock)
+
+
+def _is_finished(request: RunRequest, *, read_test: bool) -> bool:
+    """Return whether nothing of a run is left to be done."""
+    record = RunRecord.load(request.folder)
+    return record is not None and bool(record.test or not read_test)
+
+
+def _finish_run(
+    request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress, lock: RunLock
+) -> RunRecord:
     record = RunRecord.load(request.folder)
     # The stored settings go through the present classes, so that a setting that did not exist then has its default.
     started = (request.folder / "config.json").exists()
@@ -207,7 +228,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     protocol = request.protocol or require_one_protocol([(request.model, request.config)])
     if started:
         _refuse_other_data(request.folder, data=data)
-    trainer, cost, starts_at = _trainer(request, data=data, read_test=read_test, progress=progress)
+    trainer, cost, starts_at = _trainer(request, data=data, read_test=read_test, progress=progress, lock=lock)
     if not started:
         # Before the first step, so that a run that was interrupted shows what it was trained on.
         _DATA.write(request.folder / DATA, content_of(data))
@@ -280,9 +301,57 @@ def _refuse_other_data(folder: Path, *, data: PreparedData) -> None:
 
 def test_scores(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scores and labels of the test rows of a finished run, both (rows,) in file order."""
-    with open(folder / SCORES, "rb") as scores, open(folder / LABELS, "rb") as labels:
-        read = np.lib.format.read_array  # np.load would read pickles if it were asked to
-        return read(scores, allow_pickle=False), read(labels, allow_pickle=False)
+    return _read_array(folder / SCORES), _read_array(folder / LABELS)
+
+
+def refuse_one_class(data: PreparedData, *, metric: str, splits: Sequence[str]) -> None:
+    """Refuse rows to judge by that are all positive or all negative, before anything is trained.
+
+    Args:
+        data: prepared.
+        metric: that decides; it names the label where there are several.
+        splits: "valid", "test", or both.
+
+    Raises:
+        DataError: names the split and what its rows are.
+    """
+    label = data.inputs.labels[label_index(metric, data.inputs)]
+    if not label.task.has_positives or label.outcomes is Outcomes.POSITIVE_ONLY:
+        return
+    for split in splits:
+        rows = getattr(data, split)
+        found: set[bool] = set()
+        for group in range(len(rows.group_sizes)):
+            values = rows.read_group(group)[label_column(label.name)].to_numpy()
+            found |= set(np.unique(values[~np.isnan(values)] > 0.5).tolist())
+            if len(found) == 2:
+                break
+        if len(found) < 2:
+            kind = {(): "known", (True,): "negative", (False,): "positive"}[tuple(found)]
+            raise DataError(
+                expected=f"{split} rows of which some are positive and some negative by {label.name!r}: {metric} is "
+                "undefined without",
+                found=f"none that is {kind} among {rows.num_rows:,}",
+                where=f"the {split} rows: {data.summary.split}",
+                ways_out=(
+                    f"more rows in {split}",
+                    "another way to split, such as --data.split.by random",
+                ),
+            )
+
+
+def _read_array(path: Path) -> NDArray[np.float32]:
+    try:
+        with open(path, "rb") as file:
+            # np.load would read pickles if it were asked to.
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            expected="scores and labels of the test rows of a finished run",
+            found=str(error),
+            where=str(path),
+            ways_out=(f"remove the run, which is then trained again: rm -r {pasted(path.parent)}",),
+        ) from error
 
 
 def require_splits(data: PreparedData, *, with_test: bool) -> None:
@@ -291,17 +360,22 @@ def require_splits(data: PreparedData, *, with_test: bool) -> None:
     Raises:
         ConfigError: data lack it.
     """
-    if data.valid is None or (data.test is None and with_test):
+    missing = [("validation", data.valid), *([("test", data.test)] if with_test else [])]
+    if any(rows is None for _, rows in missing):
         raise ConfigError(
             expected="validation data to choose with" + (", and test data to read once" if with_test else ""),
-            found="a split without one of them" if with_test else "a split without any",
+            found="no " + " and no ".join(name for name, rows in missing if rows is None) + " rows",
             where="comparison of models",
-            ways_out="set data.split.valid-fraction and data.split.test-fraction",
+            ways_out=(
+                ("files of each part: --data.valid FILE, --data.test FILE",)
+                if data.summary.split == BY_FILES
+                else ("set data.split.valid-fraction and data.split.test-fraction",)
+            ),
         )
 
 
 def _trainer(
-    request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress
+    request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress, lock: RunLock
 ) -> tuple[Trainer, RunCost, str]:
     """Return a trainer that has not begun, the cost of its model, and what its scores start at ("" if at 50 %)."""
     require_splits(data, with_test=read_test)
@@ -326,6 +400,7 @@ def _trainer(
         valid=data.valid,
         folder=run.path,
         progress=progress,
+        lock=lock,
         loss=None if weights is None else weights.loss,
     )
     return trainer, cost, starts_at

@@ -37,7 +37,7 @@ from ziggurat.commands import pasted
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings.room import TableUse
-from ziggurat.errors import ConfigError, NoRoomError, NumericsError, SchemaError
+from ziggurat.errors import ConfigError, DataError, NoRoomError, NumericsError, SchemaError
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.files import is_temporary
 from ziggurat.models import ModelConfig, build_model
@@ -47,7 +47,7 @@ from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare import CompareConfig, base_run, refuse_what_does_not_fit, settings_by_protocol
 from ziggurat.studies.compare_data import ComparedData
-from ziggurat.studies.compare_own import OwnData
+from ziggurat.studies.compare_own import OwnData, settings_for_rows
 from ziggurat.studies.compare_questions import questions_of
 from ziggurat.studies.compare_runs import (
     RunCost,
@@ -55,6 +55,7 @@ from ziggurat.studies.compare_runs import (
     content_of,
     digest_of,
     finish_run,
+    refuse_one_class,
     require_splits,
     unusual_of,
 )
@@ -304,10 +305,13 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     optuna()  # without it no data is prepared
     config, base = _asked(config)
     spaces_of(config)  # what cannot be fails before data is prepared
+    if isinstance(config.data, OwnData) and (said := settings_for_rows(config.data)):
+        progress.say(f"note: {said}")
     prepared = prepare_run(base, progress=progress)
     require_splits(prepared, with_test=False)
     # From here on nothing has a way to test rows.
     data = dataclasses.replace(prepared, test=None)
+    refuse_one_class(data, metric=config.decides, splits=("valid",))
     given = _given(config)
     refuse_what_does_not_fit(given, schema=base.table_schema, data=data)
     spaces = spaces_of(config, num_rows=data.train.num_rows)
@@ -603,7 +607,11 @@ class _Study:
 
     def _write_recipes(self, models: Sequence[TunedModel]) -> None:
         path = self.folder / TUNED
-        entries: dict[str, Any] = TUNED_FORMAT.read(path)["models"] if path.exists() else {}
+        try:
+            entries: dict[str, Any] = TUNED_FORMAT.read(path)["models"] if path.exists() else {}
+        except DataError as error:  # cut off by a full disk or an editor: tries say all of it
+            self.progress.say(f"note: {path} could not be read ({error.found}), and is written anew")
+            entries = {}
         for model in models:
             best = model.best_try
             if best is None:

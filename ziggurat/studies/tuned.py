@@ -22,7 +22,7 @@ from typing import Any
 from ziggurat.commands import pasted
 from ziggurat.config import override
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.errors import ConfigError, FileError, MissingFileError
+from ziggurat.errors import ConfigError, DataError, FileError, MissingFileError
 from ziggurat.files import Format, writing_to
 from ziggurat.models import ModelConfig
 from ziggurat.recipes.protocols import Protocol
@@ -173,7 +173,14 @@ class Tuned:
 
     def _note_that_test_is_read(self, models: Sequence[str], *, out: Path, read_again: bool) -> str:
         path = self.folder / TEST_READ
-        read: dict[str, dict[str, str]] = _TEST_READ.read(path) if path.exists() else {}
+        read: dict[str, dict[str, str]] = {}
+        is_damaged = False
+        try:
+            read = _TEST_READ.read(path) if path.exists() else {}
+        except DataError:
+            if not read_again:
+                raise
+            is_damaged = True  # somebody has read it, and nobody knows who
         place = str(out.absolute())
         now = {name: {"recipe": digest_of(self.recipes[name]), "comparison": place} for name in models}
         others = [name for name in models if name in read and read[name] != now[name]]
@@ -195,6 +202,8 @@ class Tuned:
                 ),
             )
         _TEST_READ.write(path, {**read, **now})
+        if is_damaged:
+            return f"{path} could not be read: another comparison has read test data with settings of {self.folder}"
         if not others:
             return ""
         return f"test data was read before with settings of {self.folder} ({', '.join(others)}): it is not fresh"
