@@ -97,7 +97,8 @@ class EmbeddingTables(ListsOfSlices, nn.Module):
         self._chosen: ChosenKernel | None = None
         # Tables are no parameters, so a lookup would have no input that requires a gradient, and no backward pass.
         self._anchor = torch.zeros((), requires_grad=True)
-        if config.kernel is not KernelChoice.AUTO:
+        # Tables are made on the CPU and moved: a kernel of GPUs is asked when rows are looked up, and not here.
+        if config.kernel not in (KernelChoice.AUTO, KernelChoice.TRITON):
             self.choose_kernel(BatchShape())
         self.recorded: list[list[GradientPart]] = [[] for _ in range(self.tables.num_storages)]
 

@@ -10,11 +10,14 @@ import torch
 
 from tests.ops.lookup_problems import make_layout
 from tests.ops.triton_runs import run_python
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, choose
 from ziggurat.ops.lookup.choose import BatchShape, choose_kernel
 from ziggurat.ops.lookup.triton import TritonKernel, kernel
 from ziggurat.parallel.device import usable_kernel
+from ziggurat.testing.pretend_cuda import pretend_cuda
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 CASES = ["-m", "tests.ops.lookup.triton_cases"]
@@ -60,6 +63,22 @@ def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.
     chosen = choose_kernel(KernelChoice.AUTO, setting=double, shape=BatchShape())
     assert chosen.kernel.choice is KernelChoice.TORCH
     assert "float64" in chosen.not_eligible["triton"]
+
+
+def test_tables_of_triton_are_made_on_the_cpu_and_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are built on the CPU, so a kernel of GPUs is asked where tables lie when rows are looked up."""
+    inputs = InputSpec(
+        single=(SingleSpec(name="item", table="item"),),
+        tables=(TableSpec(name="item", num_rows=9),),
+        labels=(LabelSpec(name="click"),),
+    )
+    tables = EmbeddingTables(inputs, EmbeddingConfig(dim=4, kernel=KernelChoice.TRITON), seed=0)
+    pretend_triton(monkeypatch, found="")
+    with pytest.raises(ConfigError, match="runs on CUDA devices"):
+        tables.choose_kernel(BatchShape())
+    with pretend_cuda() as cuda:
+        tables.to(cuda)
+        assert tables.choose_kernel(BatchShape()).choice is KernelChoice.TRITON
 
 
 def test_auto_takes_torch_on_cuda_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
