@@ -30,6 +30,21 @@ for size, fields, dim, rank in ((3, 5, 4, 3), (2, 20, 24, 8), (1, 16, 16, 16), (
         results.append((out, *(each.grad for each in leaves)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+# Under autocast fields come in BF16 and weights stay in FP32, and the backward pass runs outside of it.
+inputs = [torch.randn(s) for s in ((3, 5, 16), (5, 4), (20,), (20,))]
+inputs[0] = inputs[0].bfloat16()
+upstream = torch.randn(3, 20)
+results = []
+for kernel in (FMKernel.TRITON, FMKernel.TORCH):
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = fm_norm(leaves[0], leaves[1], scale_P=leaves[2], shift_P=leaves[3], eps=1e-5, kernel=kernel)
+    out.backward(upstream.to(out.dtype))
+    assert [each.grad.dtype for each in leaves] == [each.dtype for each in inputs]
+    results.append((out, *(each.grad for each in leaves)))
+for found, expected in zip(*results, strict=True):
+    torch.testing.assert_close(found.float(), expected.float(), rtol=5e-2, atol=5e-2)
 """
 
 

@@ -268,9 +268,12 @@ class _FusedFMNorm(torch.autograd.Function):
         # Without a graph to extend, leaves of their own: autograd must not walk on into the model's graph.
         inputs = ctx.saved_tensors if is_again else [each.detach().requires_grad_() for each in ctx.saved_tensors]
         needed = ctx.needs_input_grad[:4]
-        with torch.enable_grad():
-            fields_BFD, weight_Fr, scale_P, shift_P = inputs
+        fields_BFD, weight_Fr, scale_P, shift_P = inputs
+        # Backward runs outside of the autocast that the kernel stood for: fields in BF16 meet a weight in FP32 here.
+        lower = torch.autocast(fields_BFD.device.type, fields_BFD.dtype, enabled=fields_BFD.dtype != weight_Fr.dtype)
+        with torch.enable_grad(), lower:
             result = fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=ctx.eps)
-            wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(result, wanted, gradients[0], create_graph=is_again))
+        wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
+        upstream = gradients[0].to(result.dtype)
+        found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=is_again))
         return (*(next(found) if need else None for need in needed), None, None)
