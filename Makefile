@@ -90,8 +90,8 @@ $(VENV)-triton/.ready: requirements/triton.txt
 
 TRITON_TESTS := tests/ops/test_triton_parameters.py tests/ops/test_gated_norm.py tests/ops/interactions/test_fm_norm.py tests/ops/interactions/test_triton.py tests/ops/interactions/test_triton_every_launch.py tests/ops/attention/test_triton.py \
   tests/ops/attention/test_triton_assembly.py tests/ops/graph/test_triton.py \
-  tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py tests/ops/lookup/test_triton_every_width.py \
-  tests/ops/machine/test_launches.py tests/parallel/exchange/test_packing.py
+  tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py tests/ops/lookup/test_triton_every_width.py tests/ops/test_triton_every_kind.py \
+  tests/ops/machine/test_launches.py tests/parallel/exchange/test_packing.py tests/end_to_end/test_every_specialisation.py
 
 # 5 CPU minutes, without set-up, on two cores of an AMD EPYC (Zen 5).
 test-triton: setup $(VENV)-triton/.ready
