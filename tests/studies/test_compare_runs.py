@@ -16,7 +16,9 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.runs.execute import prepare_run
+from ziggurat.studies.compare import CompareConfig, compare
 from ziggurat.studies.compare_own import own_data, settings_for_rows
+from ziggurat.studies.compare_report import model_columns, model_rows
 from ziggurat.studies.compare_runs import RunRequest, finish_run, refuse_one_class, require_splits
 from ziggurat.studies.compare_runs import test_scores as scores_of_test
 from ziggurat.training.label_weights import LabelWeights
@@ -121,3 +123,18 @@ def test_few_rows_are_said_to_be_trained_as_many(tmp_path: Path) -> None:
     assert "--batch-size 64" in said
     given = {"training.loader.batch-size": "64", "training.epochs": "20"}
     assert not settings_for_rows(own_data(asked, given)), "who says it knows it"
+
+
+def test_a_comparison_shows_the_metric_of_every_label(tmp_path: Path) -> None:
+    """Of several labels the table showed the one that decides alone."""
+    config = at_random(run_config(tmp_path, label_weights=LabelWeights.GIVEN))
+    found = compare(
+        CompareConfig(data=own_data(config, {}, name="rows"), models=("mmoe",), seeds=2, protocol=Protocol.RECIPE),
+        out=tmp_path / "compared",
+    )
+    columns = model_columns(found)
+    (row,) = model_rows(found)
+    assert len(columns) == len(row)
+    mean, _ = found.models[0].mean_sd("auc/like")
+    assert row[columns.index("test AUC of like")].startswith(f"{mean:.5f}")
+    assert "test AUC of click" in columns

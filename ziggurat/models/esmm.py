@@ -62,6 +62,8 @@ class ESMMConfig:
         *layers("deep", width=(64, 1024), depth=(1, 4)),
     )
 
+    funnel: ClassVar[bool] = True
+
     kind: Literal["esmm"] = "esmm"
     embedding_dim: Dim = 16
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(360, 200, 80)))

@@ -60,6 +60,7 @@ from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.packed_run import refuse_training
 from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.quality.below_chance import BelowChance
+from ziggurat.runs.quality.funnel_order import contradicted_steps
 from ziggurat.runs.quality.pairs import fitted_too_long, gain_of_pairs, plateau_text
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.runs.start import start_at_base_rates
@@ -428,6 +429,8 @@ def train_run(
                 progress.say(other_hooks)
             if built.parallel is None and not trainer.position.step:
                 warnings = drowned_labels(built.model, prepared.train, loss=loss)
+                if getattr(config.model, "funnel", False):
+                    warnings += contradicted_steps(prepared.train)
                 for line in [*warnings, *far_labels(built.model, prepared.train)]:
                     progress.say(f"warning: {line}")
         # The training, and what came of it.

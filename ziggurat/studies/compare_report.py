@@ -38,7 +38,8 @@ def model_columns(comparison: Comparison) -> tuple[str, ...]:
     second = f"test {shown_name(other)}" if other else ""
     rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
     entropy = f"test {shown_name(_ENTROPY)}" if _shows_entropy(comparison) else ""
-    own = (f"test {name}", second, entropy, _gauc_heading(comparison), f"valid {name}", f"published {name}")
+    others = tuple(f"test {shown_name(each)}" for each in _of_other_labels(comparison))
+    own = (f"test {name}", second, *others, entropy, _gauc_heading(comparison), f"valid {name}", f"published {name}")
     return ("model", *own, *rest)
 
 
@@ -62,6 +63,15 @@ def _shows_entropy(comparison: Comparison) -> bool:
     return len(comparison.config.precisions) > 1 and known and _ENTROPY not in shown
 
 
+def _of_other_labels(comparison: Comparison) -> tuple[str, ...]:
+    """Name the metric that decides for the other labels of the data: a model of several is judged by all of them."""
+    base, _, label = comparison.config.metric.partition("/")
+    if not label:
+        return ()
+    first = comparison.models[0].runs[0].test
+    return tuple(name for name in first if name.startswith(f"{base}/") and name != comparison.config.metric)
+
+
 def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """The cells of the table of models, best mean first."""
     published = _published(comparison)
@@ -75,6 +85,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 model.name + _chosen(model),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
+                *(_mean_sd(*model.mean_sd(each)) for each in _of_other_labels(comparison)),
                 _mean_sd(*model.mean_sd(_ENTROPY), digits=4) if _shows_entropy(comparison) else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),
