@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import ziggurat as zg
 from tests.training.test_label_weights import run_config
+from ziggurat.cli.main import main
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.recipes.protocols import Protocol
@@ -138,3 +141,21 @@ def test_a_comparison_shows_the_metric_of_every_label(tmp_path: Path) -> None:
     mean, _ = found.models[0].mean_sd("auc/like")
     assert row[columns.index("test AUC of like")].startswith(f"{mean:.5f}")
     assert "test AUC of click" in columns
+
+
+def test_runs_of_a_study_are_no_finished_runs_and_the_way_out_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error advised to delete a file, which led to another error."""
+    config = at_random(run_config(tmp_path, label_weights=LabelWeights.GIVEN))
+    finish_run(request_of(config, tmp_path / "run"), data=prepare_run(config), read_test=True, progress=NoProgress())
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    assert main(["compare", str(tmp_path / "run"), str(tmp_path / "other")]) == 2
+    shown = capsys.readouterr().err
+    assert "a run of a comparison" in shown
+    command = next(line for line in shown.splitlines() if "ziggurat train --config" in line).partition("ziggurat ")[2]
+    words = [str(tmp_path / "own") if word == "runs/own" else word for word in shlex.split(command)]
+    assert main(words) == 0
+    evaluation = zg.load_run(tmp_path / "own").evaluate_split("test")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["test"]["auc/click"] == pytest.approx(evaluation.metrics["auc/click"])

@@ -167,7 +167,7 @@ def test_a_pruned_try_costs_less_and_is_told_apart(tmp_path: Path, monkeypatch: 
 def test_hours_end_a_try_that_the_next_call_goes_on_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a complete try") as caught:
         tune(config(budget=0, hours=1e-7), out=tmp_path)
-    assert "larger budget" in caught.value.ways_out[0]
+    assert "larger --hours" in caught.value.ways_out[0]
     (found,) = tune(config(budget=1), out=tmp_path).models
     assert [each.ended for each in found.tries] == [Ended.COMPLETE]
     assert found.tries[0].spent.rows == TRAINED

@@ -35,7 +35,7 @@ from ziggurat.runs.load import load_run
 from ziggurat.runs.planning.plan_inputs import prepared_data
 from ziggurat.studies.compare_own import main_metric
 from ziggurat.studies.compare_report import p_text
-from ziggurat.studies.compare_runs import label_index
+from ziggurat.studies.compare_runs import RECORD, label_index
 from ziggurat.studies.compare_statistics import row_test_of
 from ziggurat.training.computed_with import computed_with, difference_notes, differing
 from ziggurat.training.early_stop import best_of
@@ -187,7 +187,27 @@ def compare_finished(folders: Sequence[Path], *, models: Sequence[type[ModelConf
     )
 
 
+def _refuse_run_of_a_study(folder: Path) -> None:
+    """Refuse a run that a comparison or a study trained: it keeps no preprocessing, so nothing can be asked of it.
+
+    Raises:
+        ConfigError: names a command that trains the same run to be kept.
+    """
+    if (folder / RECORD).exists():
+        config = pasted(RunFolder(folder).config)
+        raise ConfigError(
+            expected="runs of `ziggurat train`",
+            found="a run of a comparison, of tuning or of scaling, whose figures stand in the report of that study",
+            where=str(folder),
+            ways_out=(
+                f"train it as a run of its own: ziggurat train --config {config} --out runs/own",
+                "name the models in one comparison: ziggurat compare DATA --models A,B",
+            ),
+        )
+
+
 def _finished(folder: Path, models: Sequence[type[ModelConfig]]) -> FinishedRun:
+    _refuse_run_of_a_study(folder)
     run = RunFolder(folder)
     config = load_config(folder, models=models)
     ways_out = f"finish it: ziggurat train {pasted(folder)} --resume"

@@ -75,7 +75,11 @@ from ziggurat.typed import Threads, checked
 
 SEARCH_SEED = 1000  # of the runs that choose rates; runs of the study have 0, 1, 2 …
 DRAWS = 1000
-_COST = Format(name="ziggurat.scaled_run_cost", what="processor seconds of a run")
+_COST = Format(
+    name="ziggurat.scaled_run_cost",
+    what="processor seconds of a run",
+    ways_out=("remove the folder of the run, the one that holds this file: the run is then trained again",),
+)
 _CPU = "cpu.json"
 
 

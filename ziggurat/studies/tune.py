@@ -1028,17 +1028,20 @@ def _another_study(
 
 def _nothing_finished(tuning: Tuning, *, folder: Path) -> ConfigError:
     spent = sum((model.spent for model in tuning.models), Spent())
-    reasons = [each.why for model in tuning.models for each in model.tries if each.why]
+    tries = [each for model in tuning.models for each in model.tries]
+    reasons = [each.why for each in tries if each.why]
+    ways = []
+    if any(each.ended is Ended.RUNNING for each in tries):
+        ways.append("more time: the same command with larger --hours goes on with the tries that were begun")
+    if any(reason.startswith("diverged") for reason in reasons):
+        ways.append("lower learning rates: --space training.learning_rate=1e-5..1e-3, into another folder")
+    if any(each.ended is Ended.PRUNED and not each.why for each in tries):
+        ways.append("no pruning: --pruner none, into another folder")
     return ConfigError(
         expected="a complete try of a model",
-        found=f"none of {sum(len(model.tries) for model in tuning.models)}, in {spent.wall_s:,.0f} s"
-        + (f"; {reasons[0]}" if reasons else ""),
+        found=f"none of {len(tries)}, in {spent.wall_s:,.0f} s" + (f"; {reasons[0]}" if reasons else ""),
         where=str(folder),
-        ways_out=(
-            "a larger budget; the same command goes on with the tries that were begun",
-            "fewer epochs: --max-epochs 2",
-            "no pruning: --pruner none, into another folder",
-        ),
+        ways_out=(*ways, "more tries: the same command with a larger --budget"),
     )
 
 
