@@ -1,1 +1,1 @@
-"""Many runs and their statistics: comparisons of models, laws of scaling."""
+"""Many runs and their statistics: comparisons, searches of settings, laws of scaling, a first model for a table."""
