@@ -478,6 +478,8 @@ class _Work:
         progress: where it is shown.
         rates: learning rate of each size of each model, once chosen.
         tried: rates that were tried, by model and size.
+        counted: FLOPs of a sample, by settings and data.
+        samples: on which they were counted, by data.
     """
 
     config: ScaleConfig
