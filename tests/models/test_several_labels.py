@@ -136,6 +136,7 @@ def test_nothing_to_mix_is_refused() -> None:
 
 
 def test_a_funnel_of_steps_that_are_known_of_some_rows_is_refused() -> None:
+    pytest.importorskip("polars", reason="recipes read public data by polars")
     click = zg.Label(name="click")
     buy = zg.Label(name="buy", missing=MissingLabel.LEFT_OUT)
     funnels = (ESMMConfig(), MMoEConfig(funnel=True), PLEConfig(funnel=True), PEPNetConfig(funnel=True))
