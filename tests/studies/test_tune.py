@@ -708,3 +708,23 @@ def test_two_processes_share_tries_and_one_is_killed(tmp_path: Path) -> None:
     assert [each["number"] for each in found] == list(range(6))
     assert all(each["ended"] == "complete" for each in found)
     assert all(each["spent"]["rows"] == TRAINED for each in found)
+
+
+def test_files_of_a_study_that_were_cut_off_are_no_dead_ends(tmp_path: Path) -> None:
+    asked = config(budget=1, max_epochs=1, models=("logistic_regression",), narrowed=())
+    tune(asked, out=tmp_path)
+    whole = read_tuned(tmp_path)
+    text = (tmp_path / "tuned.json").read_bytes()
+    (tmp_path / "tuned.json").write_bytes(text[: len(text) // 2])
+    with pytest.raises(DataError, match="the same `ziggurat tune` command again"):
+        read_tuned(tmp_path)
+    tune(asked, out=tmp_path)
+    assert read_tuned(tmp_path).recipes == whole.recipes
+    models = tuple(whole.recipes)
+    assert not whole.note_that_test_is_read(models, out=tmp_path / "first", read_again=False)
+    text = (tmp_path / "test_read.json").read_bytes()
+    (tmp_path / "test_read.json").write_bytes(text[: len(text) // 2])
+    with pytest.raises(DataError, match="--read-test-again"):
+        whole.note_that_test_is_read(models, out=tmp_path / "first", read_again=False)
+    said = whole.note_that_test_is_read(models, out=tmp_path / "first", read_again=True)
+    assert "could not be read" in said
