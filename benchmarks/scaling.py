@@ -17,7 +17,7 @@ from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData, own_data
 from ziggurat.studies.scaling_report import markdown, plot
-from ziggurat.studies.scaling_runs import RatesFor, ScaleConfig, factors_of, scale, size_label
+from ziggurat.studies.scaling_runs import RatesFor, ScaleConfig, factors_of, scale
 from ziggurat.training.report.progress import show_progress
 
 
@@ -69,7 +69,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     report.tables.append(markdown(study))
     report.figures += [
         {
-            "name": f"{model.name}, {size_label(config, point.factor)}",
+            "name": f"{model.name}, {config.size_label(point.factor)}",
             "flops": point.flops,
             "above_best": point.above_best,
         }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ziggurat.cli.outputs import add_output
 from ziggurat.cli.own_models import add_model_argument, own_models
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COMPARE_SUMMARY = "train models on the same data with several seeds, and say which is better; or compare finished runs"
 DEFAULT_MODELS = "dnn,dlrm,dcn_v2,wukong"
+Number = TypeVar("Number", int, float)
+
 COMPARE_EPILOG = """What to compare on:
   frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
   synthetic-300k, synthetic-1m, synthetic-10m      made rows with interactions of up to six features
@@ -341,15 +343,7 @@ def float_of(text: str, *, flag: str) -> float:
     Raises:
         ConfigError: it is none.
     """
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(
-            expected="numbers with commas between them",
-            found=repr(text),
-            where=f"command line, {flag}",
-            ways_out=f"{flag} 1e-3,2e-3,4e-3",
-        ) from None
+    return _number_of(text, float, flag=flag, expected="numbers", example="1e-3,2e-3,4e-3")
 
 
 def int_of(text: str, *, flag: str) -> int:
@@ -358,14 +352,18 @@ def int_of(text: str, *, flag: str) -> int:
     Raises:
         ConfigError: it is none.
     """
+    return _number_of(text, int, flag=flag, expected="whole numbers", example="6,12,25,50,100")
+
+
+def _number_of(text: str, kind: Callable[[str], Number], *, flag: str, expected: str, example: str) -> Number:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
         raise ConfigError(
-            expected="whole numbers with commas between them",
+            expected=f"{expected} with commas between them",
             found=repr(text),
             where=f"command line, {flag}",
-            ways_out=f"{flag} 6,12,25,50,100",
+            ways_out=f"{flag} {example}",
         ) from None
 
 

@@ -76,6 +76,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """The cells of the table of models, best mean first."""
     published = _published(comparison)
     metric, other = comparison.config.metric, _second_metric(comparison)
+    of_other_labels = _of_other_labels(comparison)
     sign = -1.0 if higher_is_better(metric) else 1.0
     rows = []
     for model in sorted(comparison.models, key=lambda each: sign * each.mean_sd(metric)[0]):
@@ -85,7 +86,7 @@ def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
                 model.name + _chosen(model),
                 _mean_sd(*model.mean_sd(metric)),
                 _mean_sd(*model.mean_sd(other), digits=4) if other else "",
-                *(_mean_sd(*model.mean_sd(each)) for each in _of_other_labels(comparison)),
+                *(_mean_sd(*model.mean_sd(each)) for each in of_other_labels),
                 _mean_sd(*model.mean_sd(_ENTROPY), digits=4) if _shows_entropy(comparison) else "",
                 _mean_sd(*model.mean_sd(_within_groups(metric))) if _gauc_heading(comparison) else "",
                 _mean_sd(*model.mean_sd(metric, split="valid")),

@@ -59,9 +59,9 @@ from ziggurat.training.unknown_ids import with_unknown_shares
 from ziggurat.typed import NotANumber, Reader
 
 RECORD, SCORES, LABELS, DATA = "run.json", "test_scores.npy", "test_labels.npy", "data.json"
-_REMOVE = ("remove the folder of the run, the one that holds this file: the run is then trained again",)
-RECORD_FORMAT = Format(name="ziggurat.compared_run", what="the record of a compared run", ways_out=_REMOVE)
-_DATA = Format(name="ziggurat.compared_data", what="digests of the rows of a compared run", ways_out=_REMOVE)
+RUN_WAYS_OUT = ("remove the folder of the run, the one that holds this file: the run is then trained again",)
+RECORD_FORMAT = Format(name="ziggurat.compared_run", what="the record of a compared run", ways_out=RUN_WAYS_OUT)
+_DATA = Format(name="ziggurat.compared_data", what="digests of the rows of a compared run", ways_out=RUN_WAYS_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,9 +68,9 @@ def grow(
             ),
         )
     count = flops or functools.partial(forward_flops, inputs=inputs)
-    target = factor * count(config)
-    deep: Grows = config
     cost = count(config)
+    target = factor * cost
+    deep: Grows = config
     while (deeper := deep.deeper()) is not None:
         more = count(_built(deeper))
         if more <= cost:

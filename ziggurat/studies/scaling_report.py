@@ -8,7 +8,6 @@ STEM.md, STEM.png, STEM.svg
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from ziggurat.files import Format, write_figure, write_text
 from ziggurat.studies.compare_report import short
 from ziggurat.studies.compare_statistics import holm
 from ziggurat.studies.scaling_law import Interval, Law
-from ziggurat.studies.scaling_runs import ScaledModel, ScaleStudy, size_label
+from ziggurat.studies.scaling_runs import ScaledModel, ScaleStudy
 from ziggurat.training.metrics.metric import shown_name
 from ziggurat.training.report import page
 
@@ -76,7 +75,7 @@ def point_rows(study: ScaleStudy) -> list[tuple[str, ...]]:
             rows.append(
                 (
                     model.name,
-                    size_label(study.config, point.factor),
+                    study.config.size_label(point.factor),
                     short(point.flops),
                     short(point.runs[0].record.cost.dense_parameters),
                     f"{point.learning_rate:g}",
@@ -183,10 +182,9 @@ def summary(study: ScaleStudy) -> list[str]:
         for point in model.points:
             if point.tried:
                 losses = ", ".join(
-                    f"{each.rate:g}: {'diverged' if math.isnan(each.valid) else f'{each.valid:.5f}'}"
-                    for each in point.tried
+                    f"{each.rate:g}: {'diverged' if each.has_diverged else f'{each.valid:.5f}'}" for each in point.tried
                 )
-                tried.append(f"{model.name} at {size_label(config, point.factor)} {losses}")
+                tried.append(f"{model.name} at {config.size_label(point.factor)} {losses}")
     if tried:
         lines.append(f"Learning rates tried, with their validation loss: {'; '.join(tried)}.")
     return [*lines, *study.notes]

@@ -50,7 +50,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import USUAL_ROWS, ComparedData, check_rows, data_run
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
-from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
+from ziggurat.studies.compare_runs import RUN_WAYS_OUT, RunRecord, RunRequest, finish_run
 from ziggurat.studies.compare_runs import test_scores as scores_of_test
 from ziggurat.studies.counted_flops import CountedSamples
 from ziggurat.studies.scaling import grow, growing_models
@@ -75,11 +75,7 @@ from ziggurat.typed import Threads, checked
 
 SEARCH_SEED = 1000  # of the runs that choose rates; runs of the study have 0, 1, 2 …
 DRAWS = 1000
-_COST = Format(
-    name="ziggurat.scaled_run_cost",
-    what="processor seconds of a run",
-    ways_out=("remove the folder of the run, the one that holds this file: the run is then trained again",),
-)
+_COST = Format(name="ziggurat.scaled_run_cost", what="processor seconds of a run", ways_out=RUN_WAYS_OUT)
 _CPU = "cpu.json"
 
 
@@ -142,6 +138,10 @@ class ScaleConfig:
     def size_text(self, size: float) -> str:
         """Name a size for people and in folders."""
         return f"{size:g}-events" if self.lengths else f"{size:g}x"
+
+    def size_label(self, size: float) -> str:
+        """Name a size shortly, for tables."""
+        return f"{size:g} events" if self.lengths else f"{size:.3g}x"
 
     def _check_lengths(self) -> None:
         """Refuse lengths of data that has no histories, and those that are none.
@@ -284,18 +284,18 @@ class TriedRate:
     cpu_s: float
 
     @property
-    def text(self) -> str:
-        """What it reached, for people."""
-        return "diverged" if math.isnan(self.valid) else f"validation loss {self.valid:.5f}"
-
-    def to_json(self) -> dict[str, object]:
-        """The rate as plain data; no loss where training diverged."""
-        return {"rate": self.rate, "valid": None if math.isnan(self.valid) else self.valid, "cpu_s": self.cpu_s}
+    def has_diverged(self) -> bool:
+        """True if training has."""
+        return math.isnan(self.valid)
 
     @property
     def loss(self) -> float:
         """The validation loss, to be compared: infinite if training diverged."""
-        return math.inf if math.isnan(self.valid) else self.valid
+        return math.inf if self.has_diverged else self.valid
+
+    def to_json(self) -> dict[str, object]:
+        """The rate as plain data; no loss where training diverged."""
+        return {"rate": self.rate, "valid": None if self.has_diverged else self.valid, "cpu_s": self.cpu_s}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,18 +529,18 @@ class _Work:
 
     @property
     def loader(self) -> LoaderConfig:
-        """How runs read rows: as the protocol says, in the order that one's own data asks for."""
+        """Return how runs read rows: as the protocol says, in the order that one's own data asks for."""
         own = self.config.data
         size = self.config.batch_size or ScaleSettings().batch_size
         given = own.run.training.loader if isinstance(own, OwnData) else LoaderConfig()
-        return dataclasses.replace(LoaderConfig(), batch_size=size, shuffle=given.shuffle)
+        return LoaderConfig(batch_size=size, shuffle=given.shuffle)
 
-    def training(self, name: str, factor: float, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
+    def training(self, name: str, size: float, *, rate: float | None = None, seed: int = 0) -> TrainingConfig:
         """Return how a size of a model is trained.
 
         Args:
             name: of the model.
-            factor: of compute, or the length; only the learning rate depends on it.
+            size: factor of compute, or length; only the learning rate depends on it.
             rate: another learning rate than its own.
             seed: of weights and order.
         """
@@ -559,7 +559,7 @@ class _Work:
             early_stop = dataclasses.replace(settings.early_stop, metric=self.judge)
             settings = dataclasses.replace(settings, early_stop=early_stop, loader=self.loader)
             settings = override(settings, changes)
-        rate = rate or self.rates.get((name, factor))
+        rate = rate or self.rates.get((name, size))
         if rate:
             settings = dataclasses.replace(settings, learning_rate=rate)
         loader = dataclasses.replace(settings.loader, seed=seed)
@@ -594,8 +594,9 @@ class _Work:
     def finish_rate(self, request: RunRequest, *, size: float, rate: float) -> TriedRate:
         """Train a run that judges a learning rate, or take it up; one that diverged stays so."""
         path = request.folder / _CPU
-        if path.exists() and cast(dict[str, object], _COST.read(path)).get("diverged"):
-            return TriedRate(rate=rate, valid=math.nan, cpu_s=float(cast(float, _COST.read(path)["cpu_s"])))
+        kept = _COST.read(path) if path.exists() else {}
+        if kept.get("diverged"):
+            return TriedRate(rate=rate, valid=math.nan, cpu_s=float(cast(float, kept["cpu_s"])))
         begin = time.process_time()
         try:
             record, cpu_s = self.finish(request, size=size, read_test=False)
@@ -793,7 +794,8 @@ def _choose_rates(
         tried = work.finish_rate(request, size=size, rate=rate)
         if is_missing:
             remaining.ended(f"{name}/{folder}", tried.cpu_s)
-            work.progress.say(f"{name}, {config.size_text(size)}, learning rate {rate:g}: {tried.text}")
+            reached = "diverged" if tried.has_diverged else f"validation loss {tried.valid:.5f}"
+            work.progress.say(f"{name}, {config.size_text(size)}, learning rate {rate:g}: {reached}")
         return tried
 
     first, *larger = config.sizes
@@ -875,20 +877,20 @@ def _study(
     for name in config.models:
         points = tuple(
             ScaledPoint(
-                factor=factor,
-                model=models[name, factor],
-                learning_rate=work.training(name, factor).learning_rate,
-                tried=work.tried.get((name, factor), ()),
+                factor=size,
+                model=models[name, size],
+                learning_rate=work.training(name, size).learning_rate,
+                tried=work.tried.get((name, size), ()),
                 runs=tuple(
                     ScaledRun(
-                        record=runs[name, factor, seed][0],
-                        losses=losses[name, factor, seed],
-                        cpu_s=runs[name, factor, seed][1],
+                        record=runs[name, size, seed][0],
+                        losses=losses[name, size, seed],
+                        cpu_s=runs[name, size, seed][1],
                     )
                     for seed in seeds
                 ),
             )
-            for factor in config.sizes
+            for size in config.sizes
         )
         laws = None
         if has_scatter:
@@ -935,11 +937,6 @@ def _largest(point: ScaledPoint, *, name: str, blocks: np.ndarray) -> LargestSiz
     )
 
 
-def size_label(config: ScaleConfig, size: float) -> str:
-    """Name a size shortly, for tables."""
-    return f"{size:g} events" if config.lengths else f"{size:.3g}x"
-
-
 def _num_steps(training: TrainingConfig, *, num_rows: int) -> int:
     """Return the steps of one pass, or those after which it ends."""
     steps = -(-num_rows // training.loader.batch_size)
@@ -950,14 +947,14 @@ def _rates_at_an_end(work: _Work) -> list[str]:
     """Say which sizes have the smallest or the largest of the rates that their model tried: others may be better."""
     rates = sorted(set(work.config.rates))
     at: dict[tuple[str, float], list[str]] = {}
-    for name, factor in work.tried:
-        rate = work.rates[name, factor]
+    for name, size in work.tried:
+        rate = work.rates[name, size]
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
-            at.setdefault((name, rate), []).append(size_label(work.config, factor))
+            at.setdefault((name, rate), []).append(work.config.size_label(size))
     return [
-        f"the learning rate of {name} at {', '.join(factors)}, {rate:g}, is at an end of those tried: "
+        f"the learning rate of {name} at {', '.join(sizes)}, {rate:g}, is at an end of those tried: "
         "a better one may lie beyond"
-        for (name, rate), factors in at.items()
+        for (name, rate), sizes in at.items()
     ]
 
 

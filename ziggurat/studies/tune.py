@@ -336,7 +336,17 @@ def tune(config: TuneConfig, *, out: str | Path, progress: Progress | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_what_is_no_study(folder)
     torch.set_num_threads(config.threads)
-    return _Study(config, folder=folder, base=base, data=data, spaces=spaces, limits=limits, progress=progress).run()
+    study = _Study(
+        config,
+        folder=folder,
+        base=base,
+        data=data,
+        spaces=spaces,
+        limits=limits,
+        samples=samples,
+        progress=progress,
+    )
+    return study.run()
 
 
 class _Study:
@@ -351,6 +361,7 @@ class _Study:
         data: PreparedData,
         spaces: Mapping[str, TuningSpace],
         limits: Mapping[str, SizeLimits],
+        samples: CountedSamples,
         progress: Progress,
     ) -> None:
         self.begun = time.process_time()
@@ -361,7 +372,7 @@ class _Study:
         self.data = data
         self.spaces = spaces
         self.limits = limits
-        self.samples = CountedSamples(data.train, loader=base.training.loader)
+        self.samples = samples
         self.progress = progress
         self.higher = higher_is_better(config.decides)
         self.inside_s = 0.0

@@ -22,9 +22,9 @@ import numpy as np
 import polars as pl
 
 from ziggurat.cache import cache_folder
-from ziggurat.data.datasets.fetch import is_complete, require_file, write_dataset
+from ziggurat.data.datasets.fetch import kept_dataset, require_file, write_dataset
 from ziggurat.data.mixing import splitmix64
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import DataError
 from ziggurat.features.schema import Categorical, Dense, Feature, Label, Schema
 from ziggurat.files import sha256_of
 
@@ -68,14 +68,9 @@ def fetch_aliexpress(
         f"then: ziggurat data fetch {name} --source FOLDER",
     )
     if source is None:
-        if not is_complete(folder):
-            raise MissingFileError(
-                expected="a source: the logs may not be redistributed, so there is no default download",
-                found="no source, and nothing (or something damaged) in the cache",
-                where=str(folder),
-                ways_out=ways,
-            )
-        return folder
+        return kept_dataset(
+            folder, why="the logs may not be redistributed, so there is no default download", ways_out=ways
+        )
     path = require_file(source, expected="a folder with train.csv and test.csv", ways_out=ways)
     frames = {}
     members = {}
@@ -127,16 +122,12 @@ def read_aliexpress(path: Path) -> pl.DataFrame:
         frame = pl.read_csv(path, schema_overrides=_TYPES | dict.fromkeys(LABELS, pl.Float32)).select(COLUMNS)
     except pl.exceptions.PolarsError as error:
         raise _other_form(path, str(error).splitlines()[0]) from error
-    click, conversion = frame["click"], frame["conversion"]
-    is_wrong = ~(click.is_in([0.0, 1.0]) & conversion.is_in([0.0, 1.0])).fill_null(value=False)
-    if is_wrong.any():
-        row = int(is_wrong.arg_true()[0])
-        raise _other_form(
-            path,
-            f"click {click[row]:g}, conversion {conversion[row]:g} in line {row + 2}"
-            if click[row] is not None and conversion[row] is not None
-            else f"no label in line {row + 2}",
-        )
+    are_right = frame.select(pl.all_horizontal(pl.col(LABELS).is_in([0.0, 1.0]).fill_null(value=False))).to_series()
+    if not are_right.all():
+        row = int((~are_right).arg_true()[0])
+        labels = frame.select(LABELS).row(row, named=True).items()
+        shown = ", ".join(f"{name} {'none' if value is None else f'{value:g}'}" for name, value in labels)
+        raise _other_form(path, f"{shown} in line {row + 2}")
     if not frame.height or frame["search_id"].has_nulls():
         raise _other_form(path, "no rows" if not frame.height else "a row without search_id")
     return frame.cast(dict.fromkeys(LABELS, pl.Int8))

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from ziggurat.cache import cache_folder
-from ziggurat.data.datasets.fetch import is_complete, read_plain_or_gzip, require_file, write_dataset
+from ziggurat.data.datasets.fetch import kept_dataset, read_plain_or_gzip, require_file, write_dataset
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.schema import Categorical, Dense, Feature, Label, NumericTransform, Schema
 from ziggurat.files import sha256_of
@@ -80,14 +80,7 @@ def fetch_census(*, source: str | os.PathLike[str] | None = None, cache: str | o
     """
     folder = cache_folder(cache) / NAME
     if source is None:
-        if not is_complete(folder):
-            raise MissingFileError(
-                expected="a source: there is no default download",
-                found="no source, and nothing (or something damaged) in the cache",
-                where=str(folder),
-                ways_out=_WAYS,
-            )
-        return folder
+        return kept_dataset(folder, why="there is no default download", ways_out=_WAYS)
     path = require_file(source, expected="a folder with the files of Census-Income", ways_out=_WAYS)
     if path.is_file():
         raise MissingFileError(
@@ -99,11 +92,12 @@ def fetch_census(*, source: str | os.PathLike[str] | None = None, cache: str | o
         data = read_plain_or_gzip(path / name, ways_out=_WAYS)
         frames[split] = read_census(data, where=str(path / name))
         members[name] = sha256_of(data)
-    if members[FILES["train"]] == members[FILES["test"]] or min(frames["test"]["income"].value_counts()["count"]) < 2:
+    are_one = members[FILES["train"]] == members[FILES["test"]]
+    if are_one or min(frames["test"]["income"].value_counts()["count"]) < 2:
         raise DataError(
             expected="two files, the test with people of both incomes, of which half validate",
             found=f"{frames['train'].height:,} and {frames['test'].height:,} people, "
-            + ("twice the same file" if members[FILES["train"]] == members[FILES["test"]] else "too few of one income"),
+            + ("twice the same file" if are_one else "too few of one income"),
             where=str(path),
             ways_out=_WAYS,
         )

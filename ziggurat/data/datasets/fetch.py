@@ -49,6 +49,27 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
+def kept_dataset(folder: Path, *, why: str, ways_out: tuple[str, ...]) -> Path:
+    """Return the folder of a data set that has no default download, as an earlier source filled it.
+
+    Args:
+        folder: of the data set in the cache.
+        why: there is no default download.
+        ways_out: where its files come from.
+
+    Raises:
+        MissingFileError: it holds nothing, or something damaged.
+    """
+    if not is_complete(folder):
+        raise MissingFileError(
+            expected=f"a source: {why}",
+            found="no source, and nothing (or something damaged) in the cache",
+            where=str(folder),
+            ways_out=ways_out,
+        )
+    return folder
+
+
 def write_dataset(
     folder: Path, frames: Mapping[str, pl.DataFrame], *, origin: str, members: Mapping[str, str], notes: str
 ) -> Path:

@@ -29,7 +29,7 @@ import polars as pl
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import (
-    is_complete,
+    kept_dataset,
     open_archive,
     read_member,
     read_plain_or_gzip,
@@ -37,7 +37,7 @@ from ziggurat.data.datasets.fetch import (
     verify,
     write_dataset,
 )
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import DataError
 from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.files import sha256_of
 
@@ -93,14 +93,9 @@ def fetch_frappe(
     """
     folder = cache_folder(cache) / NAME
     if source is None:
-        if not is_complete(folder):
-            raise MissingFileError(
-                expected="a source: Frappe may not be redistributed, so there is no default download",
-                found="no source, and nothing (or something damaged) in the cache",
-                where=str(folder),
-                ways_out=_WAYS,
-            )
-        return folder
+        return kept_dataset(
+            folder, why="Frappe may not be redistributed, so there is no default download", ways_out=_WAYS
+        )
     path = require_file(source, expected="a folder with the files of Frappe", ways_out=_WAYS)
     if all((path / f"{split}.csv").is_file() for split in SPLITS):
         frames, members = _from_csv(path)

@@ -16,9 +16,8 @@ from pathlib import Path
 import polars as pl
 
 from ziggurat.cache import cache_folder
-from ziggurat.data.datasets.fetch import is_complete, read_plain_or_gzip, require_file, verify, write_dataset
+from ziggurat.data.datasets.fetch import kept_dataset, read_plain_or_gzip, require_file, verify, write_dataset
 from ziggurat.data.datasets.s3rec import read_s3rec
-from ziggurat.errors import MissingFileError
 from ziggurat.features.items import Items
 from ziggurat.features.labels import Label, Outcomes
 from ziggurat.features.schema import Categorical, Schema
@@ -52,14 +51,8 @@ def fetch_gowalla(*, source: str | os.PathLike[str] | None = None, cache: str | 
     """
     folder = cache_folder(cache) / NAME
     if source is None:
-        if not is_complete(folder):
-            raise MissingFileError(
-                expected="a source: the files state no licence, so there is no default download",
-                found="no source, and nothing (or something damaged) in the cache",
-                where=str(folder),
-                ways_out=_WAYS,
-            )
-        return folder
+        why = "the files state no licence, so there is no default download"
+        return kept_dataset(folder, why=why, ways_out=_WAYS)
     path = require_file(source, expected="a folder with train.txt and test.txt", ways_out=_WAYS)
     frames = {}
     members = {}

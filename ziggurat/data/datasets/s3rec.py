@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 
 from ziggurat.cache import cache_folder
-from ziggurat.data.datasets.fetch import is_complete, read_plain_or_gzip, verify, write_dataset
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.data.datasets.fetch import kept_dataset, read_plain_or_gzip, verify, write_dataset
+from ziggurat.errors import DataError
 from ziggurat.features.events import Events
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Schema
@@ -51,14 +51,10 @@ def fetch_beauty(*, source: str | os.PathLike[str] | None = None, cache: str | o
     """
     folder = cache_folder(cache) / NAME
     if source is None:
-        if not is_complete(folder):
-            raise MissingFileError(
-                expected="a source: the file states no licence, so there is no default download",
-                found="no source, and nothing (or something damaged) in the cache",
-                where=str(folder),
-                ways_out=_WAYS,
-            )
-        return folder / FILE
+        return (
+            kept_dataset(folder, why="the file states no licence, so there is no default download", ways_out=_WAYS)
+            / FILE
+        )
     path = Path(source).expanduser()
     path = path / _MEMBER if path.is_dir() else path
     data = verify(read_plain_or_gzip(path, ways_out=_WAYS), sha256=_SHA256, where=str(path))

@@ -117,7 +117,7 @@ def flops_of_batch(model: Model, batch: Batch, *, backward: bool = True) -> Flop
 
     def dense(size: int, device: torch.device) -> Tensor:
         del size  # that of the batch
-        return network(_embedded_batch(model, batch, device)).logits
+        return network(_embedded(model, batch, device)).logits
 
     def count(device: torch.device) -> tuple[int, int]:
         return _count(model, dense, batch.batch_size, device, counts_backward=backward)
@@ -137,7 +137,7 @@ def dense_run(model: Model, *, lengths: Mapping[str, int] | None = None) -> Run:
     network = model.forward_dense  # itself, not what ranks have put in its slot
 
     def dense(size: int, device: torch.device) -> Tensor:
-        return network(_embedded(model, size, device, lengths)).logits
+        return network(_embedded(model, _row_zero(model, size, lengths), device)).logits
 
     return dense
 
@@ -219,42 +219,11 @@ def _all_lengths(model: Model, lengths: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[str, int]) -> Embedded:
-    """Make what the dense network reads of some samples; what was looked up requires a gradient."""
-    inputs = model.inputs
-    places = model.embeddings.tables.places
+def _embedded(model: Model, batch: Batch, device: torch.device) -> Embedded:
+    """Make what the dense network reads of a batch, with zeros for what would be looked up; it requires a gradient."""
     is_wrapped = isinstance(model, WrappedModel)
     if type(model).embed is not Model.embed and not is_wrapped:
         # Caught in `on_shapes`, which then tries the model's own device.
-        if device == _META:
-            raise NotImplementedError("the model has an `embed` of its own, which reads rows")
-        with torch.no_grad():
-            embedded = model.embed(_row_zero(model, size, lengths).to(device))
-        wanting = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
-        return replace(wanting, dense=embedded.dense, vectors=embedded.vectors)
-    sequences = {}
-    for spec in inputs.sequences:
-        length = lengths.get(spec.name, 1)
-        values = _leaf(size * length, places[spec.table].dim, device)
-        sequences[spec.name] = Unpooled(values=values, offsets=torch.arange(size + 1, device=device) * length)
-    embedded = Embedded(
-        dense=torch.zeros(size, len(inputs.dense), device=device),
-        fields=_leaf(size, sum(model.field_dims), device),
-        sequences=sequences,
-        vectors=zero_vectors(inputs, size, device=device),
-    )
-    if type(model).further is not Model.further:
-        with torch.no_grad():
-            named = model.further(_row_zero(model, size, lengths))
-        return replace(embedded, named={name: value.to(device) for name, value in named.items()})
-    if not is_wrapped:
-        return embedded
-    return WrappedModel.batched(embedded, batch=_row_zero(model, size, lengths).to(device))
-
-
-def _embedded_batch(model: Model, batch: Batch, device: torch.device) -> Embedded:
-    """Make what the dense network reads of a batch, with zeros for what would be looked up; it requires a gradient."""
-    if isinstance(model, WrappedModel) or type(model).embed is not Model.embed:
         if device == _META:
             raise NotImplementedError("the model has an `embed` of its own, which reads rows")
         with torch.no_grad():
@@ -275,11 +244,11 @@ def _embedded_batch(model: Model, batch: Batch, device: torch.device) -> Embedde
         sequences=sequences,
         vectors=zero_vectors(inputs, size, device=device),
     )
-    if type(model).further is Model.further:
-        return embedded
-    with torch.no_grad():
-        named = model.further(batch)
-    return replace(embedded, named={name: value.to(device) for name, value in named.items()})
+    if type(model).further is not Model.further:
+        with torch.no_grad():
+            named = model.further(batch)
+        return replace(embedded, named={name: value.to(device) for name, value in named.items()})
+    return WrappedModel.batched(embedded, batch=batch.to(device)) if is_wrapped else embedded
 
 
 def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
